@@ -1,0 +1,1 @@
+"""Where trials run: the GPUs of this host, or a Ray cluster."""
