@@ -30,9 +30,7 @@ class Engine(Protocol):
         """Seconds on the engine's clock (monotonic; virtual for a simulation)."""
         ...
 
-    async def run(
-        self, request: Request, *, origin_s: float, scheduled_s: float, idle_timeout_s: float
-    ) -> RequestRecord:
+    async def run(self, request: Request, *, origin_s: float, scheduled_s: float, idle_timeout_s: float) -> RequestRecord:
         """Send one request and wait for its end. All times of the record are ``now() - origin_s``."""
         ...
 
