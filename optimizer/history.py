@@ -13,6 +13,7 @@ from typing import Any
 
 from vopt.objectives.metrics import Metrics
 from vopt.objectives.records import LoadStatus
+from vopt.optimizer.recommend import Recommendation
 from vopt.optimizer.trial import EngineConfig, FailureKind, Phase, StartClass
 
 FORMAT_VERSION = 1
@@ -130,3 +131,20 @@ class TrialRecord:
                 "flags": tuple(known["flags"]),
             }
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StudyRecord:
+    """One study as it is read back: what fixed it, its engine starts in order, and its answer once there is one.
+
+    ``setup`` holds the study attributes of the design's section 6 as JSON: ``model``, ``model_revision``, ``model_shape``,
+    ``gpus``, ``vllm_version``, ``engine`` (kind), ``simulated``, ``goal``, ``workload``, ``workload_digest``, ``space``,
+    ``space_digest``, ``mode``, ``load_plan``, ``options`` (what was typed), ``seed``, ``environment``, ``baseline_argv``.
+    """
+
+    name: str
+    created_at: str
+    setup: Mapping[str, Any]
+    trials: tuple[TrialRecord, ...]
+    recommendation: Recommendation | None = None
+    directory: str = ""

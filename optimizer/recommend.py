@@ -1,0 +1,110 @@
+"""What a study recommends, as values: verdict, command, gain with its interval, costs, what was rejected and why. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from vopt.optimizer.trial import EngineConfig
+
+
+class Verdict(StrEnum):
+    """Stored and printed in documents: never remove one."""
+
+    BETTER = "better"
+    NO_GAIN = "no_gain"
+    NOTHING_FEASIBLE = "nothing_feasible"
+    UNCONFIRMED = "unconfirmed"
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """``ratio`` above 1 is better in the goal's direction (latency: baseline / winner). ``low``/``high`` are its interval over
+    engine starts; ``smallest_visible`` the ratio that this study would have seen with 80 % power. ``None``: not known."""
+
+    ratio: float
+    low: float | None = None
+    high: float | None = None
+    smallest_visible: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A configuration that cannot be the answer. ``kind`` is a failure kind or ``limit:<metric>``."""
+
+    label: str
+    config: EngineConfig
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One override of the finalist: kept or dropped by the lite arm, and why; ``worth`` is a gain ratio once measured."""
+
+    name: str
+    value: Any
+    kept: bool
+    reason: str
+    worth: Gain | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessBound:
+    """Pooled over confirmation and soak: ``failed`` of ``n`` requests, and the upper 95 % bound of the failure share."""
+
+    failed: int
+    n: int
+    upper_failure_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """The answer of one study. ``argv`` is the launch command (``None`` only when nothing is feasible): the winner's when
+    ``verdict`` is better or unconfirmed, the baseline's when there is no gain."""
+
+    verdict: Verdict
+    reason: str
+    argv: tuple[str, ...] | None
+    baseline_argv: tuple[str, ...]
+    winner_label: str | None = None
+    winner_config: EngineConfig | None = None
+    gain: Gain | None = None
+    baseline_metrics: Mapping[str, float] = field(default_factory=dict)
+    winner_metrics: Mapping[str, float] = field(default_factory=dict)
+    overrides: tuple[Override, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    trials: Mapping[str, int] = field(default_factory=dict)
+    success: SuccessBound | None = None
+    soak: str = ""
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(self)
+        data["winner_config"] = self.winner_config.to_json() if self.winner_config is not None else None
+        for row, rejected in zip(data["rejected"], self.rejected, strict=True):
+            row["config"] = rejected.config.to_json()
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Recommendation:
+        def gain(value: Mapping[str, Any] | None) -> Gain | None:
+            return Gain(**value) if value else None
+
+        winner = data["winner_config"]
+        return cls(
+            **{
+                **data,
+                "verdict": Verdict(data["verdict"]),
+                "argv": tuple(data["argv"]) if data["argv"] is not None else None,
+                "baseline_argv": tuple(data["baseline_argv"]),
+                "winner_config": EngineConfig(winner) if winner is not None else None,
+                "gain": gain(data["gain"]),
+                "overrides": tuple(Override(**{**row, "worth": gain(row["worth"])}) for row in data["overrides"]),
+                "rejected": tuple(Rejected(**{**row, "config": EngineConfig(row["config"])}) for row in data["rejected"]),
+                "success": SuccessBound(**data["success"]) if data["success"] else None,
+                "notes": tuple(data["notes"]),
+            }
+        )
