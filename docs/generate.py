@@ -6,11 +6,13 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.update({"COLUMNS": "100", "TERMINAL_WIDTH": "100", "NO_COLOR": "1", "TERM": "dumb", "_TYPER_FORCE_DISABLE_TERMINAL": "1"})
+os.environ.update(
+    {"COLUMNS": "100", "TERMINAL_WIDTH": "100", "NO_COLOR": "1", "TERM": "dumb", "_TYPER_FORCE_DISABLE_TERMINAL": "1"}
+)
 
-from typer.testing import CliRunner  # noqa: E402  # the width has to be set before rich looks at it
+from typer.testing import CliRunner  # the width has to be set before rich looks at it
 
-from vopt.optimizer.cli import app, verbs  # noqa: E402
+from vopt.optimizer.cli import app, verbs
 
 PAGE = Path(__file__).parent / "reference" / "cli.md"
 

@@ -58,7 +58,9 @@ def find_model(name: str, *, revision: str | None = None, simulated: bool = Fals
     try:
         config = Path(hf_hub_download(name, "config.json", revision=revision))
     except RepositoryNotFoundError:
-        raise UsageError(f"model {name!r} does not exist on the hub, or your token may not see it", hint="hf auth login") from None
+        raise UsageError(
+            f"model {name!r} does not exist on the hub, or your token may not see it", hint="hf auth login"
+        ) from None
     except EntryNotFoundError:
         raise UsageError(f"model {name!r} has no config.json, so its architecture is unknown") from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -78,12 +80,16 @@ def fetch_weights(model: ModelFiles, say: Callable[[str], None]) -> None:
     if model.directory is None or Path(model.name).expanduser().is_dir():
         return
     try:
-        size = sum(file.size or 0 for file in HfApi().model_info(model.name, revision=model.revision, files_metadata=True).siblings or ())
+        size = sum(
+            file.size or 0
+            for file in HfApi().model_info(model.name, revision=model.revision, files_metadata=True).siblings or ()
+        )
         say(f"fetching {model.name} ({size / 1e9:.1f} GB) unless cached")
         snapshot_download(model.name, revision=model.revision, ignore_patterns=["*.pth", "original/*", "*.gguf"])
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise EnvironmentLacks(
-            f"the weights of {model.name} could not be fetched ({type(error).__name__}: {error})", hint=f"hf download {model.name}"
+            f"the weights of {model.name} could not be fetched ({type(error).__name__}: {error})",
+            hint=f"hf download {model.name}",
         ) from None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from vopt.objectives.metrics import Metrics, compute_metrics, token_curve
 from vopt.objectives.records import LoadResult, LoadStatus
 from vopt.optimizer.engine.base import Session
-from vopt.optimizer.events import LoadTicked, Listener, Note, PhaseBegan
+from vopt.optimizer.events import Listener, LoadTicked, Note, PhaseBegan
 from vopt.optimizer.history import FailureSummary, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.load.plan import Arrivals, LoadPlan, Tick
 from vopt.optimizer.load.source import RequestSource
