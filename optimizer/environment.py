@@ -17,7 +17,7 @@ from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
-from vopt.search_spaces.model import known_model
+from vopt.search_spaces.model import known_config
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -48,7 +48,7 @@ def find_model(name: str, *, revision: str | None = None, simulated: bool = Fals
     directory = Path(name).expanduser()
     if directory.is_dir():
         return ModelFiles(name, _read_config(directory), directory, _local_revision(directory))
-    if simulated and (config := known_model(name)) is not None:
+    if simulated and (config := known_config(name)) is not None:
         return ModelFiles(name, config, None, None)
     if not HUB_ID.fullmatch(name) or directory.is_absolute() or name.startswith("."):
         raise UsageError(
