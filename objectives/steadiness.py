@@ -118,8 +118,8 @@ def overloaded(records: Sequence[RequestRecord], window: LoadWindow) -> tuple[bo
     second are too few for a sharp answer, and an overload of long requests shows only once the engine is full.
 
     The load starts empty and fills within one request's duration, which is no overload: the fit leaves out the time until
-    the 90th percentile of E2E after the first send (at most half the window) and adds what is still missing after it. Counted from the scheduled send, so that a
-    client that lags cannot hide a queue.
+    the 90th percentile of E2E after the first send (at most half the window) and adds what is still missing after it.
+    Counted from the scheduled send, so that a client that lags cannot hide a queue.
     """
     start = _filled_s(records, window)
     edges = sub_window_edges(start, window.closed_s)
