@@ -50,7 +50,7 @@ class Drain:
 
     def __init__(self, raw_fd: int, log: Path, *, cap_bytes: int, secrets: tuple[str, ...] = ()) -> None:
         self._raw_fd, self._log, self._cap_bytes, self._secrets = raw_fd, log, cap_bytes, secrets
-        self._offset = self._given_back = self._left_out = 0
+        self._offset = self._given_back = 0
         self._pending = b""
         self._out_fd = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
         self._size = os.fstat(self._out_fd).st_size
@@ -59,20 +59,23 @@ class Drain:
         """Move what has arrived. ``final``: also a last line without its end."""
         end = os.fstat(self._raw_fd).st_size
         if end - self._offset > MOST_BEHIND_BYTES:
+            self._read(self._offset + CHUNK_BYTES)
             skipped = end - self._offset - CHUNK_BYTES
-            self._left_out += skipped
             self._offset += skipped
-            self._pending = f"[{skipped} bytes of output left out: the engine writes faster than they can be kept]\n".encode()
-        while self._offset < end:
-            data = os.pread(self._raw_fd, min(CHUNK_BYTES, end - self._offset), self._offset)
-            if not data:
-                break
-            self._offset += len(data)
-            self._take(data)
+            self._pending += f"\n[{skipped} bytes left out: more output than could be kept]\n".encode()
+        self._read(end)
         if final and self._pending:
             self._write(self._pending + b"\n")
             self._pending = b""
         self._give_back()
+
+    def _read(self, end: int) -> None:
+        while self._offset < end:
+            data = os.pread(self._raw_fd, min(CHUNK_BYTES, end - self._offset), self._offset)
+            if not data:
+                return
+            self._offset += len(data)
+            self._take(data)
 
     def _take(self, data: bytes) -> None:
         whole, newline, rest = (self._pending + data).rpartition(b"\n")

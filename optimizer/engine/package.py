@@ -31,9 +31,13 @@ MODULES = (
     "optimizer/engine/vllm.py",
     "optimizer/engine/wire.py",
     "optimizer/load/__init__.py",
+    "optimizer/load/arrivals.py",
     "optimizer/load/drive.py",
+    "optimizer/load/health.py",
+    "optimizer/load/ledger.py",
     "optimizer/load/plan.py",
     "optimizer/load/source.py",
+    "optimizer/load/window.py",
 )
 """Everything a trial process imports of ours. Standard library and vLLM only; a test imports each from the zip, bare."""
 

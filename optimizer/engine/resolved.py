@@ -45,10 +45,16 @@ FURTHER = {
 """What vLLM decides beyond its arguments."""
 
 
+VOLATILE = ("hf_token", "master_addr", "master_port", "data_parallel_rpc_port", "data_parallel_address")
+"""Secrets, and what differs from start to start without meaning anything."""
+
+
 def flatten(config: Any, names: Iterable[str]) -> dict[str, Any]:
     """``names`` (``EngineArgs`` fields) and ``FURTHER`` as vLLM resolved them; a name that it keeps nowhere is absent."""
     found: dict[str, Any] = {}
     for name in names:
+        if name in VOLATILE or name.startswith("_"):
+            continue
         value = _look_up(config, name)
         if value is not _ABSENT:
             found[name] = value

@@ -39,9 +39,9 @@ from vopt.optimizer.engine.leftovers import Manifest, begin, private_directory, 
 from vopt.optimizer.engine.wire import Channel, ChannelClosed, Message
 
 POLL_S = 0.2
-RECORD_S = 3.0
+RECORD_S = 2.0
 KILL_PATIENCE_S = 20.0
-ORPHAN_GRACE_S = 3.0
+ORPHAN_GRACE_S = 1.0
 TRIAL_OOM_SCORE = 500  # of 1000: the kernel takes the trial, not the search that would record its death
 
 

@@ -116,7 +116,7 @@ class VllmEngine:
         tokens = resolved.get("kv_cache_tokens")
         if tokens is None and blocks is not None and not getattr(config.model_config, "is_hybrid", False):
             tokens = blocks * config.cache_config.block_size
-        resolved["runner"] = runner(config)
+        resolved["model_runner"] = model_runner(config)
         compilation_s = getattr(config.compilation_config, "compilation_time", None)
         parts = {**start_parts_s, **({"compile": float(compilation_s)} if compilation_s else {})}
         return Started(
@@ -224,9 +224,6 @@ class VllmEngine:
             values |= {"engine_steps": self._steps.steps, "full_budget_steps": self._steps.full}
         return CounterSample(at_s=self.now() - origin_s, **values)  # type: ignore[arg-type]  # counts are int, usage is float
 
-    def shutdown(self) -> None:
-        self._llm.shutdown()
-
 
 def incomplete(request: Request, finish: str | None, tokens: int) -> RequestFailure | None:
     """Why a stream that ended is no success: no normal end, no token, or fewer than ``ignore_eos`` asked for."""
@@ -255,7 +252,7 @@ def sampling(request: Request) -> Any:
     )
 
 
-def runner(config: Any) -> str:
+def model_runner(config: Any) -> str:
     """Which model runner the engine uses, ``v1`` or ``v2``, as far as the configuration tells (a property from 0.22)."""
     chosen = getattr(config, "use_v2_model_runner", None)
     if chosen is None:
