@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+_INDENT = 6
 
 
 class Tone(StrEnum):
@@ -33,8 +36,11 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Column:
+    """``wide`` columns hold sentences: on a narrow terminal they stand below their row."""
+
     name: str
     right: bool = False
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +96,27 @@ def _plain(block: Block) -> str:
         case Facts(rows):
             width = max((len(name) for name, _ in rows), default=0)
             return "".join(f"  {name:<{width}}  {value}\n" for name, value in rows)
-        case Table():
-            return _plain_table(block)
+        case Table(title, _, _, _, note):
+            lines = [f"\n{title}", *(f"  {line}" for line, _ in table_lines(block))]
+            return "\n".join([*lines, f"  {note}"] if note else lines) + "\n"
 
 
-def _plain_table(table: Table) -> str:
-    rows: Sequence[tuple[str, ...]] = (tuple(column.name for column in table.columns), *table.rows)
+def table_lines(table: Table, width: int | None = None) -> list[tuple[str, Tone]]:
+    """The lines of a table, its header first, in aligned columns. When it is wider than ``width`` characters, the wide
+    columns stand below their rows, indented and wrapped."""
+    rows = (tuple(column.name for column in table.columns), *table.rows)
     widths = [max(len(row[place]) for row in rows) for place in range(len(table.columns))]
-    lines = [f"\n{table.title}"]
-    for row in rows:
-        cells = [
-            cell.rjust(width) if column.right else cell.ljust(width)
-            for cell, width, column in zip(row, widths, table.columns, strict=True)
-        ]
-        lines.append(("  " + "  ".join(cells)).rstrip())
-    if table.note:
-        lines.append(f"  {table.note}")
-    return "\n".join(lines) + "\n"
+    below: list[int] = []
+    if width is not None and sum(widths) + 2 * (len(widths) - 1) > width:
+        below = [place for place, column in enumerate(table.columns) if column.wide]
+    beside = [place for place in range(len(table.columns)) if place not in below]
+    lines: list[tuple[str, Tone]] = []
+    for number, row in enumerate(rows):
+        tone = Tone.DIM if number == 0 else table.tones[number - 1] if table.tones else Tone.PLAIN
+        cells = [row[p].rjust(widths[p]) if table.columns[p].right else row[p].ljust(widths[p]) for p in beside]
+        lines.append(("  ".join(cells).rstrip(), tone))
+        if number:
+            indent = " " * _INDENT
+            wrapped = [textwrap.wrap(row[p], (width or 0) - _INDENT, break_on_hyphens=False) for p in below]
+            lines += [(indent + part, Tone.DIM) for parts in wrapped for part in parts]
+    return lines

@@ -8,15 +8,13 @@ from enum import StrEnum
 from types import TracebackType
 from typing import TextIO
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 from vopt.optimizer.events import Event, LoadTicked, Note, PhaseBegan, TrialBegan, TrialEnded
-from vopt.optimizer.report import wording
-from vopt.optimizer.report.blocks import Block, Code, Facts, Line, Table, Tone, plain_text
+from vopt.optimizer.report.blocks import Block, Code, Facts, Line, Table, Tone, plain_text, table_lines
 from vopt.optimizer.report.live import MemoryUse, Progress
 
 REFRESH_PER_S = 4
@@ -145,11 +143,11 @@ def write_blocks(blocks: Iterable[Block], stream: TextIO) -> None:
         stream.flush()
         return
     for block in blocks:
-        console.print(rich_block(block))
+        console.print(rich_block(block, console.width))
 
 
-def rich_block(block: Block) -> RenderableType:
-    """One block for a terminal. Texts are never read as markup."""
+def rich_block(block: Block, width: int = 100) -> RenderableType:
+    """One block for a terminal ``width`` characters wide. Texts are never read as markup."""
     match block:
         case Line(text, tone, strong):
             return Text(text, style=f"{'bold ' if strong else ''}{_STYLES[tone]}".strip())
@@ -162,29 +160,8 @@ def rich_block(block: Block) -> RenderableType:
             for name, value in rows:
                 grid.add_row(f"  {name}", Text(value))
             return grid
-        case Table():
-            return _rich_table(block)
-
-
-def _rich_table(table: Table) -> RenderableType:
-    drawn = RichTable(
-        title=Text(table.title, style="bold"),
-        title_justify="left",
-        caption=Text(table.note) if table.note else None,
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for place, column in enumerate(table.columns):
-        last = place == len(table.columns) - 1
-        drawn.add_column(
-            column.name,
-            justify="right" if column.right else "left",
-            overflow="fold",
-            ratio=None,
-            no_wrap=not last and column.right,
-        )
-    for place, row in enumerate(table.rows):
-        tone = table.tones[place] if table.tones else Tone.PLAIN
-        drawn.add_row(*(Text(wording.one_line(cell) if "\n" in cell else cell) for cell in row), style=_STYLES[tone])
-    return drawn
+        case Table(title, _, _, _, note):
+            text = Text(f"\n{title}\n", style="bold", no_wrap=True)
+            for line, tone in table_lines(block, width - 2):
+                text.append(f"  {line}\n", style=_STYLES[tone] or "not bold")
+            return text.append(f"  {note}\n", style="dim") if note else text

@@ -111,7 +111,7 @@ class Progress:
             parts.append(f"{self.stage.stage} {running} of {self.stage.trials}" if self.stage.trials else self.stage.stage)
         parts.append(wording.clock(at_s))
         if (left := self.left_s(at_s)) is not None:
-            parts.append(f"about {wording.duration(left)} left in this stage")
+            parts.append(f"about {wording.about(left)} left in this stage")
         return " · ".join(parts)
 
     def trial_line(self) -> str:
@@ -184,12 +184,12 @@ class Progress:
             case Note(text):
                 return self._safe(text)
             case StageBegan(stage, trials, expected_s):
-                about = f", about {wording.duration(expected_s)}" if expected_s is not None else ""
+                about = f", about {wording.about(expected_s)}" if expected_s is not None else ""
                 return f"{stage}: {wording.plural(trials, 'engine start')}{about}"
             case TrialBegan():
                 return self.trial_line()
             case PhaseBegan(label, phase, detail, expected_s):
-                about = f" (about {wording.duration(expected_s)})" if expected_s is not None else ""
+                about = f" (about {wording.about(expected_s)})" if expected_s is not None else ""
                 return f"trial {label}: {phase}{about}" + (f": {self._safe(detail)}" if detail else "")
             case LoadTicked():
                 return None
@@ -215,7 +215,7 @@ class Progress:
             Column("vs baseline", right=True),
             Column("Success", right=True),
             Column("Result"),
-            Column("Configuration"),
+            Column("Configuration", wide=True),
         )
         table = TableMaker("Engine starts" + (" (simulated)" if self.simulated else ""), columns)
         for row in self.ended:

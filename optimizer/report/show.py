@@ -23,7 +23,7 @@ def list_blocks(views: Sequence[StudyView]) -> list[Block]:
     """All studies, newest last."""
     if not views:
         return [Line("No studies here yet. vopt search --goal throughput --model MODEL makes one.")]
-    columns = (Column("Study"), Column("Begun"), Column("Goal"), Column("Starts", right=True), Column("Answer"))
+    columns = (Column("Study"), Column("Begun"), Column("Goal"), Column("Starts", right=True), Column("Answer", wide=True))
     table = TableMaker("Studies", columns)
     for view in views:
         tone = _VERDICT_TONES[view.verdict] if view.verdict else Tone.DIM
@@ -123,7 +123,7 @@ def trials_table(view: StudyView) -> Table:
         Column("Success", right=True),
         Column("p95 TTFT", right=True),
         Column("Result"),
-        Column("Configuration"),
+        Column("Configuration", wide=True),
     )
     table = TableMaker("Search", columns)
     baseline = next((figure for trial in view.searched[:1] if (figure := view.value(trial)) is not None), None)
@@ -146,7 +146,7 @@ def trials_table(view: StudyView) -> Table:
 
 def rejected_table(view: StudyView) -> Table:
     """What cannot be the answer, grouped by kind."""
-    columns = (Column("Kind"), Column("Trial", right=True), Column("Reason"), Column("Configuration"))
+    columns = (Column("Kind"), Column("Trial", right=True), Column("Reason", wide=True), Column("Configuration", wide=True))
     groups = view.rejected_by_kind()
     table = TableMaker(f"Rejected ({sum(map(len, groups.values()))})", columns)
     for kind, rows in groups.items():
@@ -202,7 +202,7 @@ def cost_text(row: Comparison) -> str:
 
 
 def _override_table(view: StudyView, answer: Recommendation) -> Table:
-    columns = (Column("Override"), Column("Value"), Column(""), Column("Worth", right=True), Column("Why"))
+    columns = (Column("Override"), Column("Value"), Column(""), Column("Worth", right=True), Column("Why", wide=True))
     table = TableMaker("What each override is worth", columns)
     for row in answer.overrides:
         kept = "kept" if row.kept else "dropped"
@@ -220,7 +220,7 @@ def _finalist_table(view: StudyView, trials: Sequence[TrialRecord]) -> Table:
         Column(wording.metric_label(view.metric), right=True),
         Column("Success", right=True),
         Column("Loaded over"),
-        Column("Configuration"),
+        Column("Configuration", wide=True),
     )
     table = TableMaker("Finalists: screening, confirmation, soak", columns)
     for trial in trials:

@@ -154,6 +154,16 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def about(seconds: float | None) -> str:
+    """An estimate, without more digits than it deserves: ``50 s``, ``43 min``, ``1 h 10 min``."""
+    if seconds is None:
+        return NONE
+    if seconds < 90:
+        return f"{max(10, round(seconds, -1)):.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60 // 5 * 5:02d} min"
+
+
 def clock(seconds: float) -> str:
     """``0:42``, ``12:05``, ``1:02:09``: elapsed time in a live display."""
     whole = round(seconds)
