@@ -161,7 +161,7 @@ def rich_block(block: Block, width: int = 100) -> RenderableType:
                 grid.add_row(f"  {name}", Text(value))
             return grid
         case Table(title, _, _, _, note):
-            text = Text(f"\n{title}\n", style="bold", no_wrap=True)
+            drawn = Text(f"\n{title}\n", style="bold", no_wrap=False)
             for line, tone in table_lines(block, width - 2):
-                text.append(f"  {line}\n", style=_STYLES[tone] or "not bold")
-            return text.append(f"  {note}\n", style="dim") if note else text
+                drawn.append(f"  {line}\n", style=f"not bold {_STYLES[tone]}")
+            return drawn.append(f"  {note}\n", style="not bold dim") if note else drawn

@@ -97,20 +97,18 @@ def comparison_table(rows: Sequence[Comparison]) -> Table:
         tone = Tone.PLAIN if row.better is None else Tone.GOOD if row.better else Tone.BAD
         word = "" if row.better is None else "better" if row.better else "worse"
         change = wording.change_text(row.change) if row.change is not None else wording.NONE
-        name = wording.metric_label(row.metric)
+        unit = wording.metric_unit(row.metric)
+        name = wording.metric_label(row.metric) + (f", {unit}" if unit else "")
         table.add(name, spread_text(row.metric, row.baseline), spread_text(row.metric, row.winner), change, word, tone=tone)
     return table.done()
 
 
 def spread_text(metric: str, spread: Spread | None) -> str:
-    """``24,000 (23,870–24,110) tokens/s``."""
+    """``24,000 (23,870–24,110)``, without the unit."""
     if spread is None:
         return wording.NONE
-    low, high = (wording.metric_text(metric, value, unit=False) for value in (spread.low, spread.high))
-    if spread.starts < 2 or low == high:
-        return wording.metric_text(metric, spread.mean)
-    unit = wording.metric_unit(metric)
-    return f"{wording.metric_text(metric, spread.mean, unit=False)} ({low}–{high}) {unit}".rstrip()
+    mean, low, high = (wording.metric_text(metric, value, unit=False) for value in (spread.mean, spread.low, spread.high))
+    return mean if spread.starts < 2 or low == high else f"{mean} ({low}–{high})"
 
 
 def trials_table(view: StudyView) -> Table:
