@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
+
 from vopt.optimizer.events import Event, LoadTicked, Note, PhaseBegan, TrialBegan, TrialEnded
 from vopt.optimizer.report.blocks import Block, Code, Facts, Line, Table, Tone, plain_text, table_lines
 from vopt.optimizer.report.live import MemoryUse, Progress

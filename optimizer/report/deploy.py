@@ -10,11 +10,13 @@ from enum import StrEnum
 from typing import Any
 
 import yaml
+
 from vopt.optimizer.errors import NothingFeasible, UsageError
+from vopt.optimizer.history import StudyRecord
 from vopt.optimizer.report import wording
 from vopt.optimizer.report.document import answer_document
 from vopt.optimizer.report.redaction import clean_argv
-from vopt.optimizer.report.shell import bound_argv, provenance, shell_script, variables_of
+from vopt.optimizer.report.shell import bound_argv, container_variables, provenance, shell_script
 from vopt.optimizer.report.view import StudyView
 from vopt.optimizer.trial import Phase
 
@@ -54,14 +56,16 @@ _SHORT = {
 _PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--prefill-context-parallel-size")
 
 
-def export(view: StudyView, form: ExportFormat, *, trial: str | None = None) -> str:
-    """The answer of a study, or engine start ``trial``, in one of the formats; ends with a line break.
+def export(record: StudyRecord, form: str, trial: str | None = None, *, secrets: Sequence[str] = ()) -> str:
+    """The answer of a study, or engine start ``trial``, in one of the formats; ends with a line break. ``secrets`` are values
+    that must not be in it.
 
-    Raises ``NothingFeasible`` when there is no answer to export, ``UsageError`` for a trial that does not exist or a
+    Raises ``NothingFeasible`` when there is no answer to export, ``UsageError`` for a format or trial that does not exist, or a
     container of what did not run on a GPU.
     """
+    view = StudyView.of(record, secrets)
     argv = exported_argv(view, trial)
-    match form:
+    match _format(form):
         case ExportFormat.SHELL:
             return shell_script(view, argv, trial=trial)
         case ExportFormat.YAML:
@@ -69,9 +73,17 @@ def export(view: StudyView, form: ExportFormat, *, trial: str | None = None) -> 
         case ExportFormat.JSON:
             return json.dumps(_json(view, argv, trial), indent=2, ensure_ascii=False) + "\n"
         case ExportFormat.DOCKER:
-            return _with_comments(view, trial, "Use it with: docker compose -f FILE.yaml up", [compose(view, argv)])
+            return _with_comments(view, trial, "Use it with: docker compose -f FILE.yaml up", [compose(view, argv, trial)])
         case ExportFormat.K8S:
-            return _with_comments(view, trial, "Use it with: kubectl apply -f FILE.yaml", manifests(view, argv))
+            return _with_comments(view, trial, "Use it with: kubectl apply -f FILE.yaml", manifests(view, argv, trial))
+
+
+def _format(form: str) -> ExportFormat:
+    try:
+        return ExportFormat(form)
+    except ValueError:
+        known = ", ".join(ExportFormat)
+        raise UsageError(f"{form!r} is no export format.", hint=f"--format FORMAT, one of {known}") from None
 
 
 def exported_argv(view: StudyView, trial: str | None = None) -> list[str]:
@@ -147,7 +159,7 @@ def argv_from_yaml(text: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def compose(view: StudyView, argv: Sequence[str]) -> dict[str, Any]:
+def compose(view: StudyView, argv: Sequence[str], trial: str | None = None) -> dict[str, Any]:
     """A compose file: the official image of the measured version, published on this host's loopback only."""
     port, words = _in_container(argv)
     start_s = _start_period_s(view)
@@ -164,7 +176,7 @@ def compose(view: StudyView, argv: Sequence[str]) -> dict[str, Any]:
         "environment": [
             "HF_TOKEN",
             "VLLM_API_KEY",
-            *(f"{name}={_for_compose(value)}" for name, value in variables_of(view).items()),
+            *(f"{name}={_for_compose(value)}" for name, value in container_variables(view, trial).items()),
         ],
         "ports": [f"127.0.0.1:{port}:{port}"],
         "shm_size": "16gb",
@@ -186,7 +198,7 @@ def compose(view: StudyView, argv: Sequence[str]) -> dict[str, Any]:
     return {"services": {"vllm": service}, "volumes": {"huggingface": {}, "vllm": {}}}
 
 
-def manifests(view: StudyView, argv: Sequence[str]) -> list[dict[str, Any]]:
+def manifests(view: StudyView, argv: Sequence[str], trial: str | None = None) -> list[dict[str, Any]]:
     """A Kubernetes Deployment and its Service (reachable inside the cluster)."""
     port, words = _in_container(argv)
     name = _dns_label(view.name)
@@ -205,7 +217,7 @@ def manifests(view: StudyView, argv: Sequence[str]) -> list[dict[str, Any]]:
                 "name": "HF_TOKEN",
                 "valueFrom": {"secretKeyRef": {"name": "huggingface", "key": "token", "optional": True}},
             },
-            *({"name": key, "value": value.replace("$", "$$")} for key, value in variables_of(view).items()),
+            *({"name": key, "value": value.replace("$", "$$")} for key, value in container_variables(view, trial).items()),
         ],
         "resources": {"limits": dict(gpus), "requests": dict(gpus)},
         "startupProbe": probe | {"periodSeconds": 10, "failureThreshold": max(30, _start_period_s(view) // 10)},

@@ -7,14 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from vopt.objectives.records import RequestRecord
-from vopt.optimizer.history import Stage, TrialRecord
+from vopt.optimizer.history import TrialRecord
 from vopt.optimizer.report import wording
 from vopt.optimizer.report.view import StudyView
 from vopt.optimizer.trial import Phase
-
-Records = Mapping[str, Sequence[RequestRecord]]
-"""Raw request records by engine start."""
 
 # Readable on white and on near-black; hue is never the only carrier: markers and dashes differ too.
 BASELINE, WINNER, OTHER, FRONT = "#8a7f72", "#2f81f7", "#2da44e", "#8957e5"
@@ -37,8 +33,6 @@ _PHASE_COLORS = {
     Phase.LOAD: "#2f81f7",
     Phase.STOP: "#57606a",
 }
-MOST_POINTS = 400
-"""Points of one curve: an ECDF of more shows nothing more."""
 MOST_SLICES = 6
 _HOVER_WIDTH = 70
 
@@ -59,10 +53,9 @@ class FigureSpec:
         return {"data": [dict(trace) for trace in self.data], "layout": dict(self.layout)}
 
 
-def study_figures(view: StudyView, records: Records, importance: Mapping[str, float]) -> list[FigureSpec]:
-    """Every figure that the study has data for, in reading order."""
+def search_figures(view: StudyView, importance: Mapping[str, float]) -> list[FigureSpec]:
+    """Every figure of the search that the study has data for, in reading order."""
     made = [history(view), pareto(view), importance_bars(importance), *slices(view, importance), timeline(view)]
-    made += [*distributions(view, records), *load_over_time(view, records)]
     return [figure for figure in made if figure is not None]
 
 
@@ -80,7 +73,7 @@ def history(view: StudyView) -> FigureSpec | None:
     if (base := next((view.value(trial) for trial in rows[:1]), None)) is not None:
         y = wording.shown(view.metric, base)
         line = {"color": BASELINE, "dash": "dash", "width": 1.5}
-        traces.append(_lines("baseline", [0, len(rows) - 1], [y, y], line=line, hoverinfo="skip"))
+        traces.append(lines("baseline", [0, len(rows) - 1], [y, y], line=line, hoverinfo="skip"))
     best, curve = None, []
     for place, trial in fine:
         value = view.value(trial)
@@ -90,7 +83,7 @@ def history(view: StudyView) -> FigureSpec | None:
     if curve:
         curve.append((len(rows) - 1, curve[-1][1]))
         line = {"color": WINNER, "shape": "hv", "width": 2}
-        traces.append(_lines("best so far", [x for x, _ in curve], [y for _, y in curve], line=line, hoverinfo="skip"))
+        traces.append(lines("best so far", [x for x, _ in curve], [y for _, y in curve], line=line, hoverinfo="skip"))
         traces.append(_points(view, "feasible", fine, {"color": WINNER, "symbol": "circle", "size": 9}, floor))
     groups: dict[str, list[tuple[int, TrialRecord]]] = {}
     for place, trial in enumerate(rows):
@@ -98,7 +91,7 @@ def history(view: StudyView) -> FigureSpec | None:
             groups.setdefault(found[0], []).append((place, trial))
     for number, (kind, group) in enumerate(groups.items()):
         traces.append(_points(view, wording.kind_text(kind), group, _kind_marker(number), floor))
-    layout = _layout("engine start", _axis_title(view.metric), xaxis={"tickmode": "auto", "zeroline": False})
+    layout = layout_of("engine start", _axis_title(view.metric), xaxis={"tickmode": "auto", "zeroline": False})
     layout["xaxis"] |= {"tickvals": [*range(len(rows))], "ticktext": [trial.label for trial in rows]} if len(rows) <= 24 else {}
     alt = f"{len(rows)} engine starts of the search: {len(fine)} feasible, {len(rows) - len(fine)} not."
     return FigureSpec("history", "Search history", alt, tuple(traces), layout, 420)
@@ -120,7 +113,7 @@ def pareto(view: StudyView, latency: str = "p95_ttft_s") -> FigureSpec | None:
     traces = []
     if front := sorted(at(trial) for trial in fine if not any(_dominates(at(other), at(trial)) for other in fine)):
         line = {"color": FRONT, "width": 2, "dash": "dot"}
-        traces.append(_lines("front", [x for x, _ in front], [y for _, y in front], line=line, hoverinfo="skip"))
+        traces.append(lines("front", [x for x, _ in front], [y for _, y in front], line=line, hoverinfo="skip"))
     winner = view.answer.winner_config if view.answer else None
     groups = (
         (
@@ -148,7 +141,7 @@ def pareto(view: StudyView, latency: str = "p95_ttft_s") -> FigureSpec | None:
             }
             texts = [_hover(view, trial) for trial in group]
             traces.append(trace | {"x": [x for x, _ in places], "y": [y for _, y in places], "text": texts})
-    layout = _layout(_axis_title(latency), _axis_title(rate))
+    layout = layout_of(_axis_title(latency), _axis_title(rate))
     alt = f"Throughput against {wording.metric_label(latency)} of {len(rows)} engine starts; better is up and to the left."
     return FigureSpec("pareto", "Throughput against latency", alt, tuple(traces), layout, 420)
 
@@ -166,7 +159,7 @@ def importance_bars(importance: Mapping[str, float]) -> FigureSpec | None:
         "marker": {"color": WINNER},
         "hovertemplate": "%{y}: %{x:.0f} %<extra></extra>",
     }
-    layout = _layout("share, %", "", yaxis={"automargin": True, "fixedrange": True})
+    layout = layout_of("share, %", "", yaxis={"automargin": True, "fixedrange": True})
     alt = "Importance: " + ", ".join(f"{name} {share * 100:.0f} %" for name, share in reversed(rows)) + "."
     return FigureSpec("importance", "Parameter importance (feasible starts)", alt, (bar,), layout, 140 + 34 * len(rows))
 
@@ -207,7 +200,7 @@ def _slice(view: StudyView, name: str) -> FigureSpec | None:
             texts = [_hover(view, trial) for _, trial in chosen]
             traces.append(trace | {"x": [str(value) for value, _ in chosen], "y": y, "text": texts})
     ticks = {"tickvals": order, "ticktext": [wording.one_line(label, 18) for label in order]}
-    layout = _layout(
+    layout = layout_of(
         "", _axis_title(view.metric), xaxis={"type": "category", "categoryorder": "array", "categoryarray": order, **ticks}
     )
     alt = f"{wording.metric_label(view.metric)} over {name} for {len(rows)} engine starts."
@@ -258,121 +251,13 @@ def timeline(view: StudyView) -> FigureSpec | None:
         "categoryarray": labels,
         "automargin": True,
     }
-    layout = _layout("minutes since the study began", "", yaxis=ordered | {"dtick": 1, "fixedrange": True})
+    layout = layout_of("minutes since the study began", "", yaxis=ordered | {"dtick": 1, "fixedrange": True})
     layout |= {"barmode": "overlay", "bargap": 0.25}
     totals = ", ".join(f"{phase} {wording.duration(seconds)}" for phase, seconds in view.phase_totals().items())
     return FigureSpec("timeline", "Where the time went", f"By phase: {totals}.", tuple(traces), layout, 130 + 19 * len(rows))
 
 
-def distributions(view: StudyView, records: Records) -> list[FigureSpec]:
-    """ECDFs of TTFT, TPOT and E2E of the requests that succeeded, baseline and winner."""
-    return [
-        figure
-        for name, title in (("ttft_s", "Time to first token"), ("tpot_s", "Time per output token"), ("e2e_s", "End to end"))
-        if (figure := _ecdf_figure(view, records, name, title)) is not None
-    ]
-
-
-def _ecdf_figure(view: StudyView, records: Records, name: str, title: str) -> FigureSpec | None:
-    traces, said = [], []
-    for arm, starts in _arms(view):
-        values = sorted(
-            value * 1000
-            for trial in starts
-            for record in records.get(trial.label, ())
-            if record.succeeded and (value := getattr(record, name)) is not None
-        )
-        if len(values) >= 2:
-            x, y = ecdf(values)
-            traces.append(
-                _lines(arm, x, y, line=_arm_line(arm), hovertemplate="%{y:.0f} % within %{x:,.0f} ms<extra>" + arm + "</extra>")
-            )
-            said.append(f"{arm}: half of {len(values):,} requests within {values[len(values) // 2]:,.0f} ms")
-    if not traces:
-        return None
-    layout = _layout("ms", "requests, %", yaxis={"range": [0, 101], "fixedrange": True})
-    return FigureSpec(f"ecdf-{name.removesuffix('_s')}", title, "; ".join(said) + ".", tuple(traces), layout, 320, half=True)
-
-
-def ecdf(ordered: Sequence[float]) -> tuple[list[float], list[float]]:
-    """(values, percent of all at or below each) of ascending ``ordered``, thinned to ``MOST_POINTS``, both ends kept."""
-    n = len(ordered)
-    places = [*range(n)] if n <= MOST_POINTS else [round(i * (n - 1) / (MOST_POINTS - 1)) for i in range(MOST_POINTS)]
-    return [round(ordered[place], 3) for place in places], [round(100 * (place + 1) / n, 3) for place in places]
-
-
-def load_over_time(view: StudyView, records: Records) -> list[FigureSpec]:
-    """Requests in flight and output tokens per second through the load, one start of each arm."""
-    flight, rate, said = [], [], []
-    for arm, starts in _arms(view):
-        trial = next((trial for trial in starts if records.get(trial.label)), None)
-        if trial is None:
-            continue
-        rows = records[trial.label]
-        seconds = [*range(int(max(row.ended_s for row in rows)) + 1)]
-        flight.append(_lines(arm, seconds, in_flight(rows, len(seconds)), line=_arm_line(arm)))
-        rate.append(_lines(arm, seconds, tokens_per_second(rows, len(seconds)), line=_arm_line(arm)))
-        said.append(f"{arm}: engine start {trial.label}, {len(rows):,} requests over {len(seconds)} s")
-    if not flight:
-        return []
-    alt = "; ".join(said) + "."
-    under = _layout("seconds since the load began", "requests in flight", yaxis={"rangemode": "tozero", "fixedrange": True})
-    tokens = _layout("seconds since the load began", "output tokens/s", yaxis={"rangemode": "tozero", "fixedrange": True})
-    return [
-        FigureSpec("load-in-flight", "Requests in flight", alt, tuple(flight), under, 300, half=True),
-        FigureSpec("load-tokens", "Output tokens over time", alt, tuple(rate), tokens, 300, half=True),
-    ]
-
-
-def in_flight(records: Sequence[RequestRecord], seconds: int) -> list[int]:
-    """Requests that were sent and had not ended, in the middle of each second."""
-    steps = [0] * (seconds + 1)
-    for record in records:
-        begin, end = (min(seconds, max(0, int(moment + 0.5))) for moment in (record.sent_s, record.ended_s))
-        steps[begin] += 1
-        steps[end] -= 1
-    counts, running = [], 0
-    for step in steps[:seconds]:
-        running += step
-        counts.append(running)
-    return counts
-
-
-def tokens_per_second(records: Sequence[RequestRecord], seconds: int) -> list[int]:
-    """Output tokens by the second in which they were produced: a chunk's tokens are spread back to the chunk before."""
-    sums = [0.0] * seconds
-    for record in records:
-        before = record.chunk_times_s[0] if record.chunk_times_s else 0.0
-        for moment, tokens in zip(record.chunk_times_s, record.chunk_tokens, strict=False):
-            _spread(sums, before, moment, tokens)
-            before = moment
-    return [round(total) for total in sums]
-
-
-def _spread(sums: list[float], begin: float, end: float, amount: float) -> None:
-    first, last = int(begin), min(int(end), len(sums) - 1)
-    if last <= first or end <= begin:
-        sums[min(first, len(sums) - 1)] += amount
-        return
-    for second in range(first, last + 1):
-        share = (min(end, second + 1) - max(begin, second)) / (end - begin)
-        sums[second] += amount * share
-
-
-def _arms(view: StudyView) -> list[tuple[str, tuple[TrialRecord, ...]]]:
-    return [(name, starts) for name, winner in (("baseline", False), ("winner", True)) if (starts := view.arm(winner=winner))]
-
-
-def wanted_records(view: StudyView) -> tuple[TrialRecord, ...]:
-    """The starts whose raw records the figures need."""
-    return tuple(trial for _, starts in _arms(view) for trial in starts if trial.stage is not Stage.SOAK)
-
-
-def _arm_line(arm: str) -> dict[str, Any]:
-    return {"color": WINNER, "width": 2} if arm == "winner" else {"color": BASELINE, "width": 2, "dash": "dash"}
-
-
-def _lines(name: str, x: Sequence[float], y: Sequence[float], **more: Any) -> dict[str, Any]:
+def lines(name: str, x: Sequence[float], y: Sequence[float], **more: Any) -> dict[str, Any]:
     return {"type": "scatter", "mode": "lines", "name": name, "x": [*x], "y": [*y], **more}
 
 
@@ -420,7 +305,7 @@ def _axis_title(metric: str) -> str:
     return f"{wording.metric_label(metric)}, {unit}" if unit else wording.metric_label(metric)
 
 
-def _layout(x: str, y: str, *, xaxis: dict[str, Any] | None = None, yaxis: dict[str, Any] | None = None) -> dict[str, Any]:
+def layout_of(x: str, y: str, *, xaxis: dict[str, Any] | None = None, yaxis: dict[str, Any] | None = None) -> dict[str, Any]:
     return {
         "xaxis": {"title": {"text": x}, "automargin": True, "fixedrange": True, "zeroline": False, **(xaxis or {})},
         "yaxis": {"title": {"text": y}, "automargin": True, "fixedrange": True, "zeroline": False, **(yaxis or {})},

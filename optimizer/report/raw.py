@@ -18,12 +18,11 @@ def read_records(directory: Path) -> tuple[RequestRecord, ...]:
     path = directory / RECORDS
     if not path.is_file():
         return ()
-    rows = []
+    rows: list[RequestRecord] = []
     try:
         with gzip.open(path, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                rows.append(RequestRecord.from_json(json.loads(line)))
-    except (EOFError, OSError, ValueError):
+            rows.extend(RequestRecord.from_json(json.loads(line)) for line in lines)
+    except (EOFError, OSError, ValueError, KeyError, TypeError):
         return tuple(rows)
     return tuple(rows)
 

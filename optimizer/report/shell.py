@@ -13,6 +13,7 @@ from vopt.optimizer.report.view import StudyView
 LOOPBACK = "127.0.0.1"
 _BINDING = ("--host", "--uds", "--fd")
 _MATTERS = ("VLLM_", "CUDA_", "NCCL_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "FLASHINFER_", "HSA_", "HIP_", "ROCR_")
+_ENTRY = "env:"
 _NEVER = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "VLLM_PORT", "VLLM_API_KEY"})
 
 
@@ -23,19 +24,28 @@ def bound_argv(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(argv) if listens else (*argv, "--host", LOOPBACK)
 
 
-def exported_variables(view: StudyView) -> dict[str, str]:
-    """Environment variables of the measurement that change what an engine does: no secrets, nothing of this one machine."""
+def exported_variables(view: StudyView, trial: str | None = None) -> dict[str, str]:
+    """Environment variables that the exported engine was measured with: those of the measurement that change what an engine
+    does, and the ``env:NAME`` entries of ``--set`` and of its configuration. No secrets, nothing of this one machine."""
     environment = view.setup.get("environment") or {}
-    variables = environment.get("variables") or {}
-    return {
-        name: str(value)
-        for name, value in sorted(variables.items())
-        if name.startswith(_MATTERS)
-        and name not in _NEVER
-        and not is_secret_name(name)
-        and name.isidentifier()
-        and name.isascii()
-    }
+    found = {name: value for name, value in (environment.get("variables") or {}).items() if name.startswith(_MATTERS)}
+    start = view.trial(trial) if trial is not None else None
+    config = start.config if start else view.answer.winner_config if view.answer else None
+    for name, value in (*_typed_variables(view), *(config or {}).items()):
+        if name.startswith(_ENTRY):
+            found[name.removeprefix(_ENTRY)] = ("1" if value else "0") if isinstance(value, bool) else str(value)
+    return {name: str(value) for name, value in sorted(found.items()) if _exportable(name)}
+
+
+def _exportable(name: str) -> bool:
+    return name.isidentifier() and name.isascii() and name not in _NEVER and not is_secret_name(name)
+
+
+def _typed_variables(view: StudyView) -> list[tuple[str, str]]:
+    """``--set env:NAME=VALUE`` as it was typed."""
+    typed = (view.setup.get("options") or {}).get("set") or ()
+    rows = (str(text).partition("=") for text in typed)
+    return [(name, value) for name, _, value in rows]
 
 
 def shell_script(view: StudyView, argv: Sequence[str], *, trial: str | None = None) -> str:
@@ -51,7 +61,7 @@ def shell_script(view: StudyView, argv: Sequence[str], *, trial: str | None = No
             "# since vLLM asks nobody for a password.",
         ]
     lines.append("set -euo pipefail")
-    lines += _exports(exported_variables(view))
+    lines += _exports(exported_variables(view, trial))
     # ShellCheck cannot know that $ and typographic quotes inside single quotes are literal on purpose.
     lines += ["", "# shellcheck disable=SC2016,SC1112", f"exec {wording.command_lines(words)} \\", '  "$@"', ""]
     return "\n".join(lines)
@@ -68,7 +78,7 @@ def provenance(view: StudyView, *, trial: str | None = None) -> list[str]:
     elif answer is not None and answer.verdict is Verdict.NO_GAIN:
         rows.append(f"vLLM launch command for {view.model}: the baseline, since the study found nothing measurably better")
     else:
-        rows.append(f"vLLM launch command for {view.model}, found by vopt {environment.get('vopt', '')}".rstrip())
+        rows.append(f"vLLM launch command for {view.model}, found by vopt {environment.get('vopt_version', '')}".rstrip())
     if view.simulated:
         rows.append("SIMULATED: no engine ran. Measure it before you rely on it.")
     if start is None:
@@ -89,11 +99,10 @@ def provenance(view: StudyView, *, trial: str | None = None) -> list[str]:
     return [wording.one_line(row) for row in rows]
 
 
-def variables_of(view: StudyView) -> Mapping[str, str]:
-    """For containers: without paths of the host that measured."""
-    return {
-        name: value for name, value in exported_variables(view).items() if not name.endswith(("_ROOT", "_HOME", "_DIR", "PATH"))
-    }
+def container_variables(view: StudyView, trial: str | None = None) -> Mapping[str, str]:
+    """The same for containers: without paths of the host that measured."""
+    host = ("_ROOT", "_HOME", "_DIR", "PATH")
+    return {name: value for name, value in exported_variables(view, trial).items() if not name.endswith(host)}
 
 
 def _result(view: StudyView, label: str | None) -> str:

@@ -233,7 +233,7 @@ class StudyView:
         rounds = options.get("rounds")
         if isinstance(rounds, int) and rounds < DEFAULT_ROUNDS:
             rows.append(f"{wording.plural(rounds, 'confirmation round')} (default {DEFAULT_ROUNDS})")
-        soak = options.get("soak_s")
+        soak = options.get("soak")
         if isinstance(soak, int | float) and soak < DEFAULT_SOAK_S:
             rows.append(f"soak of {wording.duration(soak)} (default {wording.duration(DEFAULT_SOAK_S)})" if soak else "no soak")
         window = (self.setup.get("load_plan") or {}).get("window_s")
@@ -263,8 +263,8 @@ class StudyView:
 
     @property
     def baseline_name(self) -> str:
-        own = (self.setup.get("options") or {}).get("from")
-        return "the command in use" if own else "vLLM's defaults"
+        options = self.setup.get("options") or {}
+        return "the command in use" if options.get("from_file") or options.get("command") else "vLLM's defaults"
 
 
 _STATUS_REASONS = {
@@ -284,11 +284,11 @@ def _gpu_name(gpu: Any) -> str:
 def _limit_text(limit: Any) -> str:
     if not isinstance(limit, Mapping):
         return str(limit)
-    metric, value = str(limit.get("metric", "")), limit.get("value")
-    sign = {"at_least": ">=", "at_most": "<="}.get(str(limit.get("relation", "<=")), str(limit.get("relation", "<=")))
-    if limit.get("of_baseline"):
-        return f"{wording.metric_label(metric)} {sign} {value:g} x baseline"
-    return f"{wording.metric_label(metric)} {sign} {wording.metric_text(metric, value)}"
+    metric, sign, value = str(limit.get("metric", "")), str(limit.get("op", "<=")), float(limit.get("value", 0.0))
+    label = wording.metric_word(metric)
+    if limit.get("relative_to_baseline"):
+        return f"{label} {sign} {value:g} x baseline"
+    return f"{label} {sign} {wording.metric_text(metric, value)}"
 
 
 def _one_arm(trials: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:

@@ -248,9 +248,10 @@ def _setup(**changes: Any) -> dict[str, Any]:
             "metric": "tokens_per_s",
             "direction": "maximize",
             "limits": [
-                {"metric": "success_rate", "relation": ">=", "value": 0.99},
-                {"metric": "p95_ttft_s", "relation": "<=", "value": 1.5, "of_baseline": True},
+                {"metric": "success_rate", "op": ">=", "value": 0.99, "relative_to_baseline": False},
+                {"metric": "p95_ttft_s", "op": "<=", "value": 1.5, "relative_to_baseline": True},
             ],
+            "slos": {},
         },
         "workload": {"name": "throughput", "prompt_tokens": 1024, "output_tokens": 128},
         "workload_digest": "b5d1e6f0a9c3",
@@ -258,10 +259,10 @@ def _setup(**changes: Any) -> dict[str, Any]:
         "space_digest": "0c7e2f51d8aa",
         "mode": "throughput",
         "load_plan": {"arrivals": "closed", "concurrency": 512, "window_s": 60.0},
-        "options": {"goal": "throughput", "model": MODEL, "trials": 16, "rounds": 3, "soak_s": 600.0},
+        "options": {"goal": "throughput", "model": MODEL, "trials": 16, "rounds": 3, "soak": 600.0, "set": []},
         "seed": 7,
         "environment": {
-            "vopt": "0.1.0",
+            "vopt_version": "0.1.0",
             "python": "3.12.11",
             "vllm": "0.32.0",
             "torch": "2.11.0+cu130",
@@ -338,7 +339,7 @@ def nothing_feasible() -> StudyRecord:
 
 
 def unconfirmed() -> StudyRecord:
-    made = study(options={"goal": "throughput", "model": MODEL, "trials": 16, "rounds": 0, "soak_s": 0.0})
+    made = study(options={"goal": "throughput", "model": MODEL, "trials": 16, "rounds": 0, "soak": 0.0})
     answer = made.recommendation
     assert answer is not None
     kept = (Stage.SEARCH, Stage.SCREENING)
