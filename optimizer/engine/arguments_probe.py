@@ -113,7 +113,6 @@ def schema() -> dict[str, typing.Any]:
         if action.dest not in seen:
             seen.add(action.dest)
             rows.append(describe(action, defaults.get(action.dest, action.default), False))
-    hidden = sorted(name for name in defaults if name not in seen and not name.startswith("_"))
     for module in FRONT_END_MODULES:
         try:
             make = importlib.import_module(module).make_arg_parser
@@ -130,6 +129,7 @@ def schema() -> dict[str, typing.Any]:
             with contextlib.suppress(metadata.PackageNotFoundError):
                 version = metadata.version(name)
                 break
+    hidden = sorted(name for name in defaults if name not in seen and not name.startswith("_"))
     platform = importlib.import_module("vllm.platforms").current_platform
     device = str(getattr(platform, "device_type", "") or "")
     return {"version": version, "device": device, "arguments": rows, "hidden": hidden}
