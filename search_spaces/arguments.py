@@ -160,7 +160,9 @@ def release_of(version: str) -> tuple[int, int, int]:
 def stored_versions() -> tuple[str, ...]:
     """The releases whose arguments come with this package, oldest first."""
     names = (entry.name for entry in resources.files("vopt.search_spaces").iterdir())
-    found = [name.removeprefix("arguments_").removesuffix(".json") for name in names if re.fullmatch(r"arguments_.+\.json", name)]
+    found = [
+        name.removeprefix("arguments_").removesuffix(".json") for name in names if re.fullmatch(r"arguments_.+\.json", name)
+    ]
     return tuple(sorted(found, key=release_of))
 
 

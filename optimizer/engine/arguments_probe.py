@@ -55,7 +55,7 @@ def kind_of(action: argparse.Action) -> tuple[str, str | None, bool]:
     parser = innermost(action.type)
     parser_name = getattr(parser, "__name__", "str") if parser is not None else "str"
     element = SCALARS.get(parser_name, "str")
-    if action.nargs in ("+", "*") or isinstance(action.nargs, int) and action.nargs > 0:
+    if action.nargs in ("+", "*") or (isinstance(action.nargs, int) and action.nargs > 0):
         return "list", element, False
     if action.nargs == "?" and action.option_strings:
         return "optional", element, False
@@ -152,7 +152,7 @@ def parse(argv: list[str]) -> dict[str, typing.Any]:
 def as_json(value: typing.Any) -> typing.Any:
     if isinstance(value, enum.Enum):
         return value.name
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if dataclasses.is_dataclass(value):
         return {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)}
     return repr(value)
 
