@@ -74,6 +74,10 @@ def kind_of(action: argparse.Action) -> tuple[str, str | None, bool]:
     return "str", None, False
 
 
+def without_none(choices: typing.Iterable[typing.Any]) -> list[typing.Any]:
+    return [plain(choice) for choice in choices if choice is not None]
+
+
 def describe(action: argparse.Action, default: typing.Any, front_end: bool) -> dict[str, typing.Any]:
     kind, element, human = kind_of(action)
     row: dict[str, typing.Any] = {"name": action.dest, "flags": list(action.option_strings), "kind": kind}
@@ -82,9 +86,9 @@ def describe(action: argparse.Action, default: typing.Any, front_end: bool) -> d
     if human:
         row["human"] = True
     if action.choices is not None:
-        row["choices"] = [plain(choice) for choice in action.choices if choice is not None]
+        row["choices"] = without_none(action.choices)
     elif action.metavar is not None and isinstance(action.metavar, (list, tuple)):
-        row["suggested"] = [plain(choice) for choice in action.metavar if choice is not None]
+        row["suggested"] = without_none(action.metavar)
     if getattr(action.type, "__name__", "") == "_optional_type":
         row["nullable"] = True
     if (value := plain(default)) is not None:
