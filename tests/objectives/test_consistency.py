@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from made_loads import closed_loop, failed, record
+
 from vopt.objectives.consistency import contradictions
 from vopt.objectives.records import RequestFailureKind, RequestRecord
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_loads import closed_loop, counters, failed, open_loop, record
+
 from vopt.objectives.intervals import mean_interval, percentile_interval, rate_interval, share_interval
 from vopt.objectives.metrics import METRICS, Direction, Metrics, compute_metrics, token_curve
 from vopt.objectives.records import (

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_loads import closed_loop, failed, open_loop, record
 from scipy import stats
+
 from vopt.objectives.records import CounterSample, LoadWindow, RequestFailureKind, RequestRecord
 from vopt.objectives.steadiness import (
     T_975,
