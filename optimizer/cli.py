@@ -47,7 +47,7 @@ def verbs() -> tuple[str, ...]:
 def vopt(
     show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
-    """Finds the vLLM launch command that is best for one model, one machine and one workload, and says how much better it is."""
+    """Finds the vLLM launch command that is best for your model, machine and workload, and says how much better it is."""
     if show_version:
         try:
             print(version("vopt"))

@@ -16,17 +16,15 @@ from vopt.objectives.records import LoadResult, LoadStatus
 from vopt.optimizer.engine.base import Session
 from vopt.optimizer.events import Listener, LoadTicked, Note, PhaseBegan
 from vopt.optimizer.history import FailureSummary, Stage, TrialRecord, TrialRequest
+from vopt.optimizer.load.concurrency import MeasureNext, auto_concurrency, rate_for_latency
 from vopt.optimizer.load.plan import Arrivals, LoadPlan, Tick
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.measurement import (
-    LATENCY_SHARE,
     SHORTEST_WINDOW_S,
     STALL_FACTOR,
     Asked,
     Measurement,
-    answer_level,
     natural_ends,
-    next_level,
 )
 from vopt.optimizer.trial import EngineFailure, Failed, Measured, Outcome, Phase, Started, TrialSpec
 
@@ -127,7 +125,7 @@ class Evaluator:
             assert concurrency is not None
             probe = session.load(source, self._closed(concurrency, window_s), on_tick)
             probes.append(probe)
-            rate = LATENCY_SHARE * _needed(compute_metrics(probe), "requests_per_s")
+            rate = rate_for_latency(_needed(compute_metrics(probe), "requests_per_s"))
             self.bench.listener(Note(f"rate: {rate:.3g} requests/s, 0.6 of what the baseline sustains"))
         plan = self._open(rate, window_s) if asked.open_loop and rate is not None else self._closed(concurrency or 1, window_s)
         load = session.load(source, plan, on_tick)
@@ -151,14 +149,14 @@ class Evaluator:
         probes: list[LoadResult],
     ) -> int:
         points: dict[int, float] = {}
-        while (level := next_level(points)) is not None:
+        while isinstance(answer := auto_concurrency(points), MeasureNext):
+            level = answer.concurrency
             plan = replace(self._closed(level, PROBE_WINDOW_SHARE * window_s), max_doublings=0, min_requests=0)
             probe = session.load(source, plan, on_tick)
             probes.append(probe)
-            points[level] = compute_metrics(probe).get("tokens_per_s") or 0.0
-        answer = answer_level(points)
-        self.bench.listener(Note(f"concurrency: {answer} (tokens/s at each level: {_levels(points)})"))
-        return answer
+            points[level] = _needed(compute_metrics(probe), "tokens_per_s")
+        self.bench.listener(Note(f"concurrency: {answer.concurrency} ({answer.reason})"))
+        return answer.concurrency
 
     def _closed(self, concurrency: int, window_s: float) -> LoadPlan:
         return replace(self._plan(window_s), arrivals=Arrivals.CLOSED, concurrency=concurrency)
@@ -281,10 +279,6 @@ def _needed(metrics: Metrics, name: str) -> float:
     if value is None:
         raise ValueError(f"the probe finished no request, so {name} is undefined")
     return value
-
-
-def _levels(points: Mapping[int, float]) -> str:
-    return ", ".join(f"{level}: {rate:.0f}" for level, rate in sorted(points.items()))
 
 
 def write_records(path: Path, load: LoadResult) -> None:

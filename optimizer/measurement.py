@@ -10,9 +10,6 @@ from vopt.objectives.records import RequestRecord
 from vopt.optimizer.load.plan import Arrivals, LoadPlan
 
 SHORTEST_WINDOW_S = 60.0
-AUTO_LEVELS = (64, 128, 256, 512)
-AUTO_TOLERANCE = 0.05
-LATENCY_SHARE = 0.6
 STALL_FACTOR = 3.0
 
 
@@ -47,24 +44,6 @@ class Measurement:
     @classmethod
     def from_json(cls, data: Mapping[str, Any], observed: Mapping[int, int]) -> Measurement:
         return cls(LoadPlan(**{**data, "arrivals": Arrivals(data["arrivals"])}), observed)
-
-
-def next_level(points: Mapping[int, float]) -> int | None:
-    """The next concurrency to probe, or ``None`` when ``answer_level`` can tell. ``points``: concurrency -> tokens per second."""
-    for level in (*AUTO_LEVELS, 2 * AUTO_LEVELS[-1]):
-        if level not in points:
-            return level
-        if level // 2 in points and points[level // 2] >= (1 - AUTO_TOLERANCE) * points[level]:
-            return None
-    return None
-
-
-def answer_level(points: Mapping[int, float]) -> int:
-    """The smallest level whose throughput is within 5 % of that at twice it; the highest level when none is."""
-    for level in AUTO_LEVELS:
-        if level in points and 2 * level in points and points[level] >= (1 - AUTO_TOLERANCE) * points[2 * level]:
-            return level
-    return AUTO_LEVELS[-1]
 
 
 def natural_ends(records: Iterable[RequestRecord]) -> dict[int, int]:
