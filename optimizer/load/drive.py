@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from vopt.objectives.records import CounterSample, LoadResult, LoadStatus, RequestFailure, RequestFailureKind, RequestRecord
 from vopt.optimizer.engine.base import Engine, OnTick
-from vopt.optimizer.load.arrivals import arrival_times
+from vopt.optimizer.load.arrivals import arrival_times, check_plan
 from vopt.optimizer.load.health import HealthWatch
 from vopt.optimizer.load.ledger import Flight, Ledger, tokens_since
 from vopt.optimizer.load.plan import Arrivals, LoadPlan, Request, Tick
@@ -44,7 +44,7 @@ class _Load:
     """One load. ``ending`` is unset while it goes on; whoever sets it first decides how the load ended."""
 
     def __init__(self, engine: Engine, source: RequestSource, plan: LoadPlan, on_tick: OnTick | None) -> None:
-        _check(plan, source)
+        check_plan(plan, source)
         loop = asyncio.get_running_loop()
         self._engine, self._source, self._plan, self._on_tick = engine, source, plan, on_tick
         self._closed_loop = plan.arrivals is Arrivals.CLOSED
@@ -341,19 +341,3 @@ class _Load:
     def _now(self) -> float:
         """Seconds since the load began, on the engine's clock."""
         return self._engine.now() - self._origin_s
-
-
-def _check(plan: LoadPlan, source: RequestSource) -> None:
-    """The rules of a plan; ``ValueError`` names the one that is broken and its value."""
-    if plan.arrivals is Arrivals.CLOSED and (plan.concurrency is None or plan.concurrency < 1):
-        raise ValueError(f"a closed loop needs a concurrency of 1 or more, not {plan.concurrency}")
-    if plan.arrivals is not Arrivals.CLOSED:
-        next(iter(arrival_times(plan, source)), None)
-    if not source.lengths:
-        raise ValueError("the workload has no requests")
-    for name in ("window_s", "tick_s", "deadline_s", "idle_timeout_s"):
-        value = getattr(plan, name)
-        if not 0 < value < float("inf"):
-            raise ValueError(f"{name} must be above 0 seconds, not {value}")
-    if plan.max_requests is not None and plan.max_requests < 1:
-        raise ValueError(f"max_requests must be 1 or more, not {plan.max_requests}")
