@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from scipy import optimize, stats
 from vopt.objectives.intervals import failure_share_upper as failure_share_upper  # part of this module's interface
@@ -163,14 +164,19 @@ def smallest_visible_gain(
     """
     if rounds < 2:
         return None
-    freedom = arms * (rounds - 1)
+    shift = _visible_shift(arms * (rounds - 1), power, alpha)
+    return math.exp(shift * _standard_error(max(sd, SD_FLOOR), rounds, rounds))
+
+
+@lru_cache(maxsize=256)
+def _visible_shift(freedom: int, power: float, alpha: float) -> float:
+    """Noncentrality at which t exceeds its one-sided critical value with probability ``power``."""
     critical = _t(1 - alpha, freedom)
 
     def missing_power(noncentrality: float) -> float:
         return float(stats.nct.sf(critical, freedom, noncentrality)) - power
 
-    noncentrality = float(optimize.brentq(missing_power, 0.0, critical + 40.0))
-    return math.exp(noncentrality * _standard_error(max(sd, SD_FLOOR), rounds, rounds))
+    return float(optimize.brentq(missing_power, 0.0, critical + 40.0))
 
 
 def loss_upper_bound(
@@ -257,5 +263,6 @@ def _standard_error(sd: float, n: int, m: int) -> float:
     return sd * math.sqrt(1 / n + 1 / m)
 
 
+@lru_cache(maxsize=1024)
 def _t(quantile: float, freedom: int) -> float:
     return float(stats.t.ppf(quantile, freedom))

@@ -76,8 +76,8 @@ def shifted(each: RequestRecord, by: float) -> RequestRecord:
 
 
 def test_halves_agree_on_steady_loads_and_not_on_a_step() -> None:
-    steady = [closed_loop(seed, slower_half=0.0) for seed in range(15)]
-    stepped = [closed_loop(seed, slower_half=0.4) for seed in range(15)]
+    steady = [closed_loop(seed, 48, output_tokens=50) for seed in range(15)]
+    stepped = [closed_loop(seed, 48, output_tokens=50, slower_half=0.4) for seed in range(15)]
     flagged_steady = sum(not halves_agree(load.records, window(load.window))[0] for load in steady)
     flagged_stepped = sum(not halves_agree(load.records, window(load.window))[0] for load in stepped)
     assert flagged_steady <= 1
