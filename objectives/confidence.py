@@ -18,7 +18,8 @@ cost power instead: with 1 % noise a true 5 % gain is found in 99.9 % of studies
 top in 60 % (86 % after five), which is what ``smallest_visible_gain`` then says. A test repeats a small version.
 
 What the one standard deviation cannot know: where one of the compared arms alone is noisier than both others, its noise is
-averaged away. Twice as noisy makes 6.5 % of "better", five times 12 %; a finalist and a lite that share their noise stay at 4 %.
+averaged away. Twice as noisy makes 6.5 % of false "better", five times 12 %; a finalist and a lite that share their noise
+stay at 4 %.
 """
 
 from __future__ import annotations
