@@ -1,7 +1,7 @@
 """vLLM's scheduler as a discrete-event model: pure state, no clock of its own and no asyncio.
 
 Decoding sequences are not touched one by one: each knows at which step it finishes (a heap), the KV cache grows by a sum
-of rates, and the times of every 16th step are kept once for all. A step therefore costs the same whatever the batch, and
+of rates, and the times of the steps are kept once for all. A step therefore costs the same whatever the batch, and
 runs of equal decode steps are taken at once.
 """
 
@@ -16,9 +16,10 @@ from vopt.optimizer.engine.roofline import StepTime
 from vopt.search_spaces.defaults import Resolved
 from vopt.search_spaces.kv_cache import KvLayout
 
-MARK_STEPS = 16
-"""Steps between two recorded times: a stream's chunks are this many steps long, its first token and its end are exact.
-At any moment the tokens not yet in a chunk are half as many on average, at both ends of a window alike, so a window's
+CHUNK_STEPS = 16
+CHUNK_S = 0.25
+"""A stream's chunks are at most this many steps and about this long; its first token and its end are exact. Each stream
+counts from its own first token, so the edges of a window cut chunks of different streams at different places and its token
 count is off by well under 0.1 % (a test holds that against exact token times)."""
 
 LONGEST_RUN = 64
@@ -48,6 +49,7 @@ class Sequence:
         "queued_s",
         "rate",
         "steps",
+        "stride",
     )
 
     def __init__(
@@ -63,6 +65,7 @@ class Sequence:
         self.first_time = 0.0
         self.steps = self.finish_step = 0
         self.rate = 1.0
+        self.stride = 1
         self.growth = self.allocated = 0.0
         self.gone = False
 
@@ -123,10 +126,9 @@ class Scheduler:
     context_growth: float = 0.0
     used: float = 0.0
     growth: float = 0.0
-    mark_times: list[float] = field(default_factory=lambda: [0.0])
+    step_times: list[float] = field(default_factory=lambda: [0.0])
     _finish: list[tuple[int, int, Sequence]] = field(default_factory=list)
     _prefixes: OrderedDict[int, int] = field(default_factory=OrderedDict)
-    last_s: float = 0.0
     _limit: int = 0
     _query: int = 1
 
@@ -282,18 +284,17 @@ class Scheduler:
 
         A run may be settled in parts, but one that holds prompts is a single step.
         """
-        marks = self.mark_times
-        due = len(marks) * MARK_STEPS
-        while due <= self.step + steps:
-            marks.append(run.start_s + run.step_s * (due - self.step))
-            due += MARK_STEPS
+        end_s = run.start_s + run.step_s * steps
+        if steps == 1:
+            self.step_times.append(end_s)
+        else:
+            self.step_times.extend([run.start_s + run.step_s * done for done in range(1, steps + 1)])
         self.step += steps
         self.counters.steps += steps
         self.counters.drafts += self.decoding * steps
         self.counters.generated += self.context_growth * steps
         self.context += self.context_growth * steps
         self.used += self.growth * steps
-        end_s = self.last_s = run.start_s + run.step_s * steps
         finished: list[Sequence] = []
         heap = self._finish
         while heap and heap[0][0] <= self.step:
@@ -303,10 +304,10 @@ class Scheduler:
                 self._end(entry[2], end_s)
         for sequence, tokens in run.chunks:
             if not sequence.gone:
-                self._prefilled(sequence, tokens, end_s, finished)
+                self._prefilled(sequence, tokens, end_s, run.step_s, finished)
         return finished
 
-    def _prefilled(self, sequence: Sequence, tokens: int, end_s: float, finished: list[Sequence]) -> None:
+    def _prefilled(self, sequence: Sequence, tokens: int, end_s: float, step_s: float, finished: list[Sequence]) -> None:
         """A chunk of a prompt was computed; at its end the first token comes out."""
         sequence.computed += tokens
         if sequence.computed < sequence.prompt:
@@ -323,6 +324,7 @@ class Scheduler:
             self._close(sequence, end_s)
             finished.append(sequence)
             return
+        sequence.stride = max(1, min(CHUNK_STEPS, int(CHUNK_S / step_s)))
         sequence.steps = left if self.draw_steps is None else self.draw_steps(sequence, left)
         sequence.rate = left / sequence.steps
         sequence.finish_step = self.step + sequence.steps
@@ -388,23 +390,17 @@ class Scheduler:
         """(times, tokens) of a stream up to the last settled step, or to its end at ``end_s``."""
         if not sequence.decoding:
             return sequence.chunk_times, sequence.chunk_tokens
-        first, rate = sequence.first_step, sequence.rate
-        begin, stop = first // MARK_STEPS + 1, min(self.step, sequence.finish_step) // MARK_STEPS + 1
-        total = sequence.output - sequence.emitted if end_s is not None else self.produced(sequence) - sequence.emitted
-        last_step = sequence.finish_step if end_s is not None else self.step
-        if (stop - 1) * MARK_STEPS >= last_step:
-            stop -= 1  # the end is a chunk of its own
-        times = [sequence.first_time, *self.mark_times[begin:stop]]
+        first, rate, stride = sequence.first_step, sequence.rate, sequence.stride
+        last = self.step if end_s is None else sequence.finish_step
+        total = (self.produced(sequence) if end_s is None else sequence.output) - sequence.emitted
+        between = self.step_times[first + stride : last : stride]
         if rate == 1.0:
-            tokens = [1, *([MARK_STEPS] * (stop - begin))]
-            if stop > begin:
-                tokens[1] = begin * MARK_STEPS - first
-            done = 1 + max(0, (stop - 1) * MARK_STEPS - first if stop > begin else 0)
+            tokens = [1, *([stride] * len(between))]
         else:
-            ends = [1 + int(rate * (mark * MARK_STEPS - first) + 1e-9) for mark in range(begin, stop)]
+            ends = [1 + int(rate * stride * (chunk + 1) + 1e-9) for chunk in range(len(between))]
             tokens = [1, *(after - before for before, after in zip([1, *ends], ends, strict=False))]
-            done = ends[-1] if ends else 1
-        if total > done:
-            times.append(end_s if end_s is not None else self.last_s)
-            tokens.append(total - done)
+        times = [sequence.first_time, *between]
+        if last > first:
+            times.append(self.step_times[last] if end_s is None else end_s)
+            tokens.append(total - sum(tokens))
         return (*sequence.chunk_times, *times), (*sequence.chunk_tokens, *tokens)
