@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scipy import optimize, stats
+
 from vopt.objectives.intervals import failure_share_upper as failure_share_upper  # part of this module's interface
 from vopt.objectives.metrics import Direction
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import numpy as np
+
 from vopt.objectives.intervals import RATE_BLOCKS, Array, counts_per_part, mean_interval, percentile_interval, rate_interval
 from vopt.objectives.records import CounterSample, LoadResult, LoadWindow, RequestRecord
 from vopt.objectives.steadiness import sub_window_edges, token_scale

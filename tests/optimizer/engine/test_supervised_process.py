@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from vopt.optimizer.engine.kin import Identity, alive, identity
 from vopt.optimizer.engine.process import SupervisedProcess
 
