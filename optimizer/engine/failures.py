@@ -19,7 +19,8 @@ from vopt.optimizer.trial import Failed, FailureKind, Phase
 
 NOISE = re.compile(
     r"registry\.py|Tokenizer not available|See root cause above|Engine core initialization failed"
-    r"|initialization failed due to an exception in a background process|encountered an issue\. See stack trace|resource_tracker|\bWARNING\b|\bINFO\b|\bDEBUG\b"
+    r"|initialization failed due to an exception in a background process"
+    r"|encountered an issue\. See stack trace|resource_tracker|\bWARNING\b|\bINFO\b|\bDEBUG\b"
 )
 """Lines that mention failures without being their cause (model class inspection logs a traceback that is survived)."""
 

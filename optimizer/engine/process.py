@@ -134,22 +134,24 @@ class SupervisedProcess:
         if self._leftovers is None:
             with contextlib.suppress(ChannelClosed):
                 self._channel.send({"do": "stop"} | ({} if grace_s is None else {"grace_s": grace_s}))
-            until = time.monotonic() + (GRACE_S if grace_s is None else grace_s) + 60.0
-            while self._leftovers is None and time.monotonic() < until:
-                try:
-                    message = self._channel.receive(1.0)
-                except ChannelClosed:
-                    self._supervisor_died()
-                    break
-                if message is not None:
-                    self._take(message)
-            if self._leftovers is None:
-                self._supervisor.kill()  # it outlived every bound of its own
-                self._supervisor_died()
+            self._await_gone((GRACE_S if grace_s is None else grace_s) + 60.0)
         self._channel.close()
         self._supervisor.wait()
-        assert self._leftovers is not None
-        return self._leftovers
+        return self._leftovers or ()
+
+    def _await_gone(self, patience_s: float) -> None:
+        until = time.monotonic() + patience_s
+        while self._leftovers is None:
+            try:
+                message = self._channel.receive(1.0)
+            except ChannelClosed:
+                self._supervisor_died()
+                return
+            if message is not None:
+                self._take(message)
+            elif time.monotonic() > until:
+                self._supervisor.kill()  # it outlived every bound of its own
+                self._supervisor_died()
 
     @property
     def supervisor_alive(self) -> bool:

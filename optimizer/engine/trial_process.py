@@ -3,13 +3,14 @@
     python -m vopt.optimizer.engine.trial_process IN_FD OUT_FD
 
 Commands: ``{"do": "start", ...}``, ``{"do": "load", ...}``, ``{"do": "stop_load"}``, ``{"do": "stop"}``; end of input is a
-stop. Events: ``ready`` (vLLM is imported), ``started``, ``tick``, ``loaded``, ``failed``, ``stopped``.
+stop. Events: ``ready`` (vLLM is imported), ``started``, ``tick``, ``loaded``, ``failed``.
 The module body stays empty of work: vLLM's spawned children import it again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import os
@@ -19,7 +20,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from vopt.objectives.records import LoadResult
 from vopt.optimizer.engine.wire import Channel, ChannelClosed, Message, plan_from_json, tick_to_json
@@ -97,7 +98,7 @@ async def load(engine: Any, order: Message, commands: Commands, channel: Channel
     channel.send({"event": "loaded", "result": result.to_json(), "dead": engine.dead})
 
 
-async def serve(channel: Channel, import_s: float) -> None:
+async def serve(channel: Channel, import_s: float) -> NoReturn:
     from vopt.optimizer.engine.vllm import VllmEngine
 
     commands = Commands(channel)
@@ -126,6 +127,7 @@ async def serve(channel: Channel, import_s: float) -> None:
         except Exception as error:  # noqa: BLE001 - told to the search, which decides what it was
             traceback.print_exc()
             channel.send(failed(error))
+    leave()  # from here: ending the loop first would collect the engine, whose own shutdown would run
 
 
 def main() -> None:
@@ -140,16 +142,18 @@ def main() -> None:
         channel.send(failed(error) | {"during": "import"})
         raise
     import_s = time.monotonic() - began_s
-    try:
+    with contextlib.suppress(ChannelClosed):
         channel.send({"event": "ready", "import_s": import_s})
         asyncio.run(serve(channel, import_s))
-        channel.send({"event": "stopped"})
-    except ChannelClosed:
-        pass
+    leave()
+
+
+def leave() -> NoReturn:
+    """End now. Neither vLLM's shutdown nor the interpreter's runs: they take 1 to 5 s (the engine core is given 5 s to end by
+    itself) and give nothing that the supervisor does not: it ends every process, which frees their memory, and unlinks
+    their files."""
     sys.stdout.flush()
     sys.stderr.flush()
-    # Neither vLLM's shutdown nor the interpreter's: they take 1 to 5 s (the engine core is given 5 s to end by itself) and
-    # give nothing that the supervisor does not: it ends every process, which frees their memory, and unlinks their files.
     os._exit(0)
 
 
