@@ -82,10 +82,20 @@ class Counters:
     prefix_queries: int = 0
     prefix_hits: int = 0
     prompt_tokens: int = 0
-    generated: float = 0.0
-    drafts: float = 0.0
+    first_tokens: int = 0
+    decoded_tokens: float = 0.0
+    drafts: int = 0
     steps: int = 0
     full_budget_steps: int = 0
+
+    @property
+    def generated_tokens(self) -> int:
+        return self.first_tokens + round(self.decoded_tokens)
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Drafted tokens that were kept: what each verification gave beyond the model's own token."""
+        return max(0, round(self.decoded_tokens - self.drafts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +139,7 @@ class Scheduler:
     step_times: list[float] = field(default_factory=lambda: [0.0])
     _finish: list[tuple[int, int, Sequence]] = field(default_factory=list)
     _prefixes: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    _cached: int = 0
     _limit: int = 0
     _query: int = 1
 
@@ -238,11 +249,12 @@ class Scheduler:
         key, length = sequence.prefix
         block = self.layout.block_size
         tokens = min(length, sequence.prompt) // block * block
-        if tokens > self._prefixes.get(key, 0):
+        known = self._prefixes.get(key, 0)
+        if tokens > known:
             self._prefixes[key] = tokens
-        cached = sum(self._prefixes.values()) // block * self.layout.full_groups
-        while self._prefixes and cached > self.blocks - self.used:
-            cached -= self._prefixes.popitem(last=False)[1] // block * self.layout.full_groups
+            self._cached += (tokens - known) // block * self.layout.full_groups
+        while self._prefixes and self._cached > self.blocks - self.used:
+            self._cached -= self._prefixes.popitem(last=False)[1] // block * self.layout.full_groups
 
     def _make_room(self) -> None:
         """Preempt the newest sequences while the decodes of one step would not fit, as vLLM does."""
@@ -292,7 +304,7 @@ class Scheduler:
         self.step += steps
         self.counters.steps += steps
         self.counters.drafts += self.decoding * steps
-        self.counters.generated += self.context_growth * steps
+        self.counters.decoded_tokens += self.context_growth * steps
         self.context += self.context_growth * steps
         self.used += self.growth * steps
         finished: list[Sequence] = []
@@ -316,7 +328,7 @@ class Scheduler:
         self._remember(sequence)
         if not sequence.emitted:
             self.counters.prompt_tokens += sequence.prompt
-        self.counters.generated += 1
+        self.counters.first_tokens += 1
         sequence.first_step, sequence.first_time = self.step, end_s
         left = sequence.output - sequence.emitted - 1
         if left <= 0:
