@@ -25,10 +25,51 @@ __all__ = ["ModelShape", "ShapeError", "known_config", "known_model", "known_mod
 Config = Mapping[str, Any]
 
 KNOWN_TYPES = frozenset(
-    "llama mistral mistral3 ministral3 mixtral qwen2 qwen2_moe qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text "
-    "qwen3 qwen3_moe qwen3_next qwen3_vl qwen3_vl_text qwen3_vl_moe qwen3_vl_moe_text qwen3_5 qwen3_5_text qwen3_5_moe "
-    "qwen3_5_moe_text deepseek_v2 deepseek_v3 kimi_k2 gpt_oss gemma gemma2 gemma3 gemma3_text glm glm4 glm4_moe phi3 "
-    "granite olmo2 olmo3 llava smollm3 seed_oss minimax_m2 ernie4_5 ernie4_5_moe".split()
+    {
+        "llama",
+        "mistral",
+        "mistral3",
+        "ministral3",
+        "mixtral",
+        "qwen2",
+        "qwen2_moe",
+        "qwen2_vl",
+        "qwen2_vl_text",
+        "qwen2_5_vl",
+        "qwen2_5_vl_text",
+        "qwen3",
+        "qwen3_moe",
+        "qwen3_next",
+        "qwen3_vl",
+        "qwen3_vl_text",
+        "qwen3_vl_moe",
+        "qwen3_vl_moe_text",
+        "qwen3_5",
+        "qwen3_5_text",
+        "qwen3_5_moe",
+        "qwen3_5_moe_text",
+        "deepseek_v2",
+        "deepseek_v3",
+        "kimi_k2",
+        "gpt_oss",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "gemma3_text",
+        "glm",
+        "glm4",
+        "glm4_moe",
+        "phi3",
+        "granite",
+        "olmo2",
+        "olmo3",
+        "llava",
+        "smollm3",
+        "seed_oss",
+        "minimax_m2",
+        "ernie4_5",
+        "ernie4_5_moe",
+    }
 )
 """Model types whose layer layout is the one computed here."""
 
@@ -192,7 +233,9 @@ def _latent(text: Config) -> LatentAttention | None:
 def _linear(text: Config) -> LinearAttention | None:
     if text.get("linear_num_value_heads") is None:
         if "linear_attention" in (text.get("layer_types") or ()):
-            raise ShapeError("the linear-attention state", "layer_types names linear_attention, linear_num_value_heads is absent")
+            raise ShapeError(
+                "the linear-attention state", "layer_types names linear_attention, linear_num_value_heads is absent"
+            )
         return None
     return LinearAttention(
         k_heads=_integer(text, "linear_num_key_heads"),
@@ -234,7 +277,11 @@ def _quantization(config: Config | None, dtype: str) -> Quantization | None:
         return None
     method = str(config.get("quant_method") or config.get("quant_algo") or "")
     bits, overhead = _bits(config, method)
-    skipped = [*(config.get("modules_to_not_convert") or ()), *(config.get("ignore") or ()), *(config.get("exclude_modules") or ())]
+    skipped = [
+        *(config.get("modules_to_not_convert") or ()),
+        *(config.get("ignore") or ()),
+        *(config.get("exclude_modules") or ()),
+    ]
     kept = NEVER_QUANTIZED | {part for part, names in COMPONENT_NAMES.items() if _covers(skipped, names)}
     if method == "mxfp4":  # gpt-oss quantizes its experts alone
         kept |= {"attention", "mlp", "shared_experts"}
@@ -263,6 +310,8 @@ def _bits(config: Config, method: str) -> tuple[float, float]:
                 weights = group.get("weights") or {}
                 size = weights.get("group_size")
                 return int(weights.get("num_bits", 8)), 2 / size if size and size > 0 else 0.0
+        case _:
+            pass
     raise ShapeError("the weights' size", f"quantization method {method!r} is not known here")
 
 
