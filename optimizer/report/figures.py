@@ -176,7 +176,7 @@ def slices(view: StudyView, importance: Mapping[str, float]) -> list[FigureSpec]
 def _slice(view: StudyView, name: str) -> FigureSpec | None:
     rows = [trial for trial in view.searched if view.value(trial) is not None]
     values = [_slice_value(trial.config.get(name)) for trial in rows]
-    if len({*values}) < 2 or sum(value != _DEFAULT for value in values) < 1:
+    if len({*values}) < 2 or sum(value != _DEFAULT for value in values) < 2:
         return None
     numbers = {value for value in values if isinstance(value, int | float)}
     order = [_DEFAULT] if _DEFAULT in values else []
@@ -282,7 +282,7 @@ def _kind_marker(number: int) -> dict[str, Any]:
         "color": _KIND_COLORS[number % len(_KIND_COLORS)],
         "symbol": _KIND_SYMBOLS[number % len(_KIND_SYMBOLS)],
         "size": 10,
-        "line": {"width": 2},
+        "line": {"width": 2, "color": _KIND_COLORS[number % len(_KIND_COLORS)]},
     }
 
 
