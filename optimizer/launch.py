@@ -9,7 +9,6 @@ from typing import Any
 
 from vopt.objectives.goals import Goal
 from vopt.objectives.metrics import Direction
-from vopt.optimizer.early_end import watch_for
 from vopt.optimizer.environment import fetch_weights, first_difference, has_torch
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.evaluate import Bench, Evaluator
@@ -57,7 +56,7 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
     if sampler == "auto":
         sampler = "tpe" if subject.machine.simulated or not has_torch() else "gp"
     setup = search_setup(options, subject, goals, space, sampler)
-    open_session = opener(options.engine, subject, seed=options.seed)
+    open_session = opener(options.engine, subject)
 
     def bench(study: Study, heard: Listener) -> Bench:
         def spec_for(request: TrialRequest) -> TrialSpec:
@@ -86,7 +85,6 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
             asked=asked,
             slos=goals[0].slos,
             listener=heard,
-            watch_for=lambda request: watch_for(request, asked.min_success),
             served_confirmation=not (options.no_serve or subject.machine.simulated),
             soak_s=options.soak,
             simulated=subject.machine.simulated,

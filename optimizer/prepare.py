@@ -89,8 +89,10 @@ def find_workload(name: str, tokenizer: Any, say: Callable[[str], None]) -> Work
     if not path.suffix and not path.exists():
         return named(name)
     read = read_workload(path, tokenizer)
-    for problem in read.problems:
-        say(f"{path}: {problem}")
+    for note in read.notes:
+        say(f"{path}: {note}")
+    for line in read.broken:
+        say(f"{path}, entry {line.number}: {line.reason}")
     return read.workload
 
 
@@ -99,7 +101,7 @@ def longest_context(subject: Subject) -> int:
     stated = (subject.fixed | subject.baseline).get("max_model_len")
     if isinstance(stated, int) and stated > 0:
         return stated
-    return subject.shape.max_model_len if subject.shape is not None else 2**31
+    return subject.shape.max_position if subject.shape is not None else 2**31
 
 
 def _tokenizer_directory(subject: Subject, directory: Path) -> Path:

@@ -11,14 +11,14 @@ from vopt.optimizer.trial import TrialSpec
 KINDS = ("vllm", "server", "simulated")
 
 
-def opener(kind: str, subject: Subject, *, seed: int, endpoint: str = "completions") -> OpenSession:
+def opener(kind: str, subject: Subject) -> OpenSession:
     """The factory for one study. ``kind`` is one of ``KINDS``, or the URL of a running server (never started nor stopped).
 
     Raises:
         UsageError: another kind, or ``simulated`` without a device to simulate.
     """
     if subject.machine.simulated or kind == "simulated":
-        return _simulated(subject, seed)
+        return _simulated(subject)
     if kind.startswith(("http://", "https://")):
         raise UsageError(
             "a search starts engines itself, so --engine URL fits vopt bench only", hint=f"vopt bench --url {kind}"
@@ -38,14 +38,17 @@ def opener(kind: str, subject: Subject, *, seed: int, endpoint: str = "completio
     return open_session
 
 
-def _simulated(subject: Subject, seed: int) -> OpenSession:
+def _simulated(subject: Subject) -> OpenSession:
     from vopt.optimizer.engine.simulated import SimulatedSession
+    from vopt.optimizer.engine.simulated_startup import SimulatedCaches
 
     shape, hardware = subject.shape, subject.machine.hardware
     if shape is None or hardware is None:
         raise UsageError("--engine simulated needs the GPU to simulate", hint="--simulate h200")
 
+    caches = SimulatedCaches()
+
     def open_session(spec: TrialSpec, served: bool) -> Session:
-        return SimulatedSession(spec, shape, hardware, version=subject.schema.version, seed=seed)
+        return SimulatedSession(spec, shape, hardware, version=subject.schema.version, caches=caches)
 
     return open_session

@@ -73,7 +73,7 @@ def rule(function: Rule) -> Rule:
 
 def rule_violations(config: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Violation]:
     """Every rule that a complete engine config breaks."""
-    from vopt.search_spaces import rules_models, rules_speculation  # noqa: F401, PLC0415 - they fill the table on first use
+    from vopt.search_spaces import rules_models, rules_speculation  # noqa: F401 - they fill the table on first use
 
     settings = Settings(config, facts)
     return [violation for check in RULES if (violation := check(settings)) is not None]

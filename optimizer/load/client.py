@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
+
 from vopt.objectives.records import CounterSample, RequestFailure, RequestFailureKind, RequestRecord
 from vopt.optimizer.load.chunks import spread_tokens
 from vopt.optimizer.load.exchange import Exchange, Unsent

@@ -7,6 +7,7 @@ import gzip
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from vopt.optimizer.load.http1 import HttpViolation, ResponseParser
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
