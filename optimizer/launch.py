@@ -19,7 +19,7 @@ from vopt.optimizer.measurement import Measurement, natural_ends
 from vopt.optimizer.options import ResumeOptions, SearchOptions
 from vopt.optimizer.prepare import conditions_of, find_asked, find_goals, find_load, setup_of, with_typed
 from vopt.optimizer.report.raw import read_records
-from vopt.optimizer.schedule import Plan, plan
+from vopt.optimizer.schedule import plan, plan_text
 from vopt.optimizer.search import search
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.setup import SearchSetup
@@ -98,11 +98,14 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
     return Prepared(options, subject, goals, setup, stored, bench)
 
 
-def launch(options: SearchOptions, listener: Listener) -> StudyRecord | Plan:
-    """The whole loop of a new study; with ``--dry-run`` the plan alone."""
+def dry_run(options: SearchOptions, listener: Listener) -> str:
+    """The plan of a search that is not started, as text."""
+    return plan_text(plan(prepare(options, listener).setup))
+
+
+def launch(options: SearchOptions, listener: Listener) -> StudyRecord:
+    """The whole loop of a new study."""
     prepared = prepare(options, listener)
-    if options.dry_run:
-        return plan(prepared.setup)
     fetch_weights(prepared.subject.model, lambda text: listener(Note(text)))
     study = Study.create(
         options.storage,
@@ -146,15 +149,10 @@ def relaunch(options: ResumeOptions, listener: Listener) -> StudyRecord:
 
 def stored_options(typed: dict[str, Any]) -> SearchOptions:
     """The options of a study as they were typed; unknown ones (of a later version) are left out."""
-    known = {spec.name: spec for spec in fields(SearchOptions)}
+    known = {spec.name for spec in fields(SearchOptions)}
     paths = ("from_file", "python", "space", "data_dir")
-    return SearchOptions(
-        **{
-            name: Path(value) if name in paths and value is not None else value
-            for name, value in typed.items()
-            if name in known
-        }
-    )
+    values: dict[str, Any] = {name: value for name, value in typed.items() if name in known}
+    return SearchOptions(**values | {name: Path(values[name]) for name in paths if values.get(name) is not None})
 
 
 def _run(prepared: Prepared, study: Study, listener: Listener) -> StudyRecord:

@@ -118,7 +118,7 @@ def find_asked(options: SearchOptions, goal: Goal) -> Asked:
     open_loop = goal.direction is Direction.MINIMIZE or goal.name == "goodput"
     if options.rate is not None and not open_loop:
         raise UsageError(
-            "a throughput goal is measured in a closed loop: at a rate below saturation every configuration has that rate's throughput",
+            "a throughput goal is measured in a closed loop: below saturation every configuration has the rate's throughput",
             hint="--goal latency --rate …, or leave --rate out",
         )
     return Asked(
