@@ -106,6 +106,11 @@ class Judge:
             if workload.total_tokens and plan.kv_bytes > 0:
                 self.resident = plan.resident(workload.total_tokens)
 
+    @classmethod
+    def plain(cls, subject: Subject) -> Judge:
+        """A judge of a subject alone: no workload, no choices."""
+        return cls(subject, "throughput", "balanced", WorkloadFacts(), Choices(), {}, None)
+
     def _resolved(self) -> dict[str, Any]:
         """vLLM's own values of what a point leaves open: arithmetic first, the answer of an installed vLLM above it."""
         found: dict[str, Any] = {a.name: a.default for a in self.arguments.arguments.values() if a.default is not None}
