@@ -44,7 +44,9 @@ class StreamState:
     _running_tokens: int = 0
 
     def feed(self, events: list[bytes], now: float) -> None:
-        """Take in the events that one read brought at time ``now``."""
+        """Take in the events that one read brought at time ``now``; those behind an error do not count."""
+        if self.error is not None:
+            return
         prefix, suffix, quotes = self.template or _NO_TEMPLATE
         around, same = len(prefix) + len(suffix), self._same
         plain = 0
@@ -62,6 +64,8 @@ class StreamState:
                 self._plain(plain, now)
                 plain = 0
             self._parse(event, now)
+            if self.error is not None:
+                return
             prefix, suffix, quotes = self.template or _NO_TEMPLATE
             around, same = len(prefix) + len(suffix), self._same
         if plain:
