@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
+
 from vopt.objectives.records import CounterSample, RequestFailure, RequestFailureKind, RequestRecord
 from vopt.optimizer.load.chunks import spread_tokens
 from vopt.optimizer.load.exchange import Exchange, Unsent
@@ -166,6 +167,14 @@ class HttpEngine:
         if not isinstance(entries, list):
             raise ValueError("/v1/models does not list models")
         return tuple(str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry)
+
+    async def get_json(self, route: str) -> Any:
+        """The JSON document of a GET, ``None`` where there is none."""
+        try:
+            status, text = await self.get(route)
+            return json.loads(text) if status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return None
 
     async def get(self, route: str, timeout_s: float = CONTROL_TIMEOUT_S) -> tuple[int, str]:
         """Status and text of a GET on the server. Raises ``aiohttp.ClientError``, ``TimeoutError`` or ``OSError``."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as _Tokenizer
+
 from vopt.optimizer.errors import EnvironmentLacks
 from vopt.optimizer.load.prose import documents
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from vopt.optimizer.load.chunks import StreamState, spread_tokens
 
 TEXTS = st.one_of(st.sampled_from([" word", "", 'say "so"', "\n", "\\", "é", '"text":"', "{}", "[DONE]"]), st.text(max_size=8))

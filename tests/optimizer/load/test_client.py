@@ -9,8 +9,24 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.fault_server import DONE, ERROR, HEAD, LAST_CHUNK, End, Script, chunk, delta, event, good, gzipped, serving, status
-from support.fault_server import token, usage
+from support.fault_server import (
+    DONE,
+    ERROR,
+    HEAD,
+    LAST_CHUNK,
+    End,
+    Script,
+    chunk,
+    delta,
+    event,
+    good,
+    gzipped,
+    serving,
+    status,
+    token,
+    usage,
+)
+
 from vopt.objectives.consistency import contradictions
 from vopt.objectives.records import RequestFailureKind as Kind
 from vopt.objectives.records import RequestRecord
@@ -23,6 +39,8 @@ REQUEST = Request(index=0, prompt_token_ids=(5, 6, 7), prompt_tokens=3, max_toke
 NATURAL = replace(REQUEST, ignore_eos=False)
 CHAT = replace(REQUEST, prompt_token_ids=(), messages=({"role": "user", "content": "hi"},))
 OK = good(4)
+JSON = "content-type: application/json"
+DECLARES_THREE = [HEAD, token(token_ids=[1, 2]), token("", "length", token_ids=[3]), usage(4), DONE, LAST_CHUNK]
 
 
 async def ask(
@@ -89,15 +107,15 @@ async def test_a_stream_that_ends_in_order_but_early(position: int) -> None:
         ([status("503 Service Unavailable")], REQUEST, Kind.HTTP_STATUS, "503"),
         ([status("400 Bad Request", '{"object":"error","message":"too long"}')], REQUEST, Kind.HTTP_STATUS, "too long"),
         ([status("307 Temporary Redirect", "", "location: http://127.0.0.1:1/")], REQUEST, Kind.HTTP_STATUS, "307"),
-        ([status("200 OK", '{"error": {"message": "late"}}', "content-type: application/json")], REQUEST, Kind.STREAM_ERROR, "late"),
-        ([status("200 OK", '{"choices": []}', "content-type: application/json")], REQUEST, Kind.STREAM_ERROR, "one piece"),
+        ([status("200 OK", '{"error": {"message": "late"}}', JSON)], REQUEST, Kind.STREAM_ERROR, "late"),
+        ([status("200 OK", '{"choices": []}', JSON)], REQUEST, Kind.STREAM_ERROR, "one piece"),
         (good(3), REQUEST, Kind.SHORT_OUTPUT, "3 completion tokens instead of the 4"),
         ([*OK[:-3], usage(5), DONE, LAST_CHUNK], NATURAL, Kind.STREAM_ERROR, "where 4 were the limit"),
         ([*OK[:-3], usage(0), DONE, LAST_CHUNK], NATURAL, Kind.SHORT_OUTPUT, "no completion tokens"),
         ([HEAD, usage(4), DONE, LAST_CHUNK], REQUEST, Kind.TRUNCATED, "finish_reason"),
         ([HEAD, delta("stop"), usage(4), DONE, LAST_CHUNK], REQUEST, None, ""),
         ([HEAD, token(finish_reason="abort"), usage(4), DONE, LAST_CHUNK], REQUEST, Kind.STREAM_ERROR, "'abort'"),
-        ([HEAD, token(token_ids=[1, 2]), token("", "length", token_ids=[3]), usage(4), DONE, LAST_CHUNK], REQUEST, Kind.STREAM_ERROR, "declared 3"),
+        (DECLARES_THREE, REQUEST, Kind.STREAM_ERROR, "declared 3"),
         ([HEAD, event("{broken"), LAST_CHUNK], REQUEST, Kind.STREAM_ERROR, "not JSON"),
         ([HEAD, event([1]), LAST_CHUNK], REQUEST, Kind.STREAM_ERROR, "not an object"),
         ([*OK[:-1], token(), LAST_CHUNK], REQUEST, Kind.STREAM_ERROR, "after the end marker"),
@@ -241,9 +259,8 @@ async def test_the_request_says_everything_that_the_engine_would_get() -> None:
 
 
 async def test_openai_servers_get_no_fields_of_vllm() -> None:
-    async with serving(OK) as server:
-        async with HttpEngine(parse_target(server.url, "m", dialect=Dialect.OPENAI)) as engine:
-            await engine.run(NATURAL, origin_s=0.0, scheduled_s=0.0, idle_timeout_s=5.0)
+    async with serving(OK) as server, HttpEngine(parse_target(server.url, "m", dialect=Dialect.OPENAI)) as engine:
+        await engine.run(NATURAL, origin_s=0.0, scheduled_s=0.0, idle_timeout_s=5.0)
     assert {"ignore_eos", "top_k", "min_p", "repetition_penalty"}.isdisjoint(server.requests[0][3])
 
 
@@ -338,7 +355,7 @@ async def test_a_foreign_server_is_never_declared_dead() -> None:
 async def test_requests_in_flight_fail_when_the_engine_is_marked_dead() -> None:
     async with serving([*OK[:3], End.HANG]) as server, HttpEngine(parse_target(server.url, "m")) as engine:
         task = asyncio.create_task(engine.run(REQUEST, origin_s=0.0, scheduled_s=0.0, idle_timeout_s=20.0))
-        while engine.partial(0) is None:
+        while engine.partial(0) is None:  # noqa: ASYNC110 - progress is asked for, not told
             await asyncio.sleep(0.005)
         engine.mark_dead("exit status 1")
         failed(await task, Kind.ENGINE_DIED, "exit status 1")

@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.load.target import checked_rate, parse_target, read_api_key
 
