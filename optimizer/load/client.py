@@ -168,6 +168,14 @@ class HttpEngine:
             raise ValueError("/v1/models does not list models")
         return tuple(str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry)
 
+    async def get_json(self, route: str) -> Any:
+        """The JSON document of a GET, ``None`` where there is none."""
+        try:
+            status, text = await self.get(route)
+            return json.loads(text) if status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return None
+
     async def get(self, route: str, timeout_s: float = CONTROL_TIMEOUT_S) -> tuple[int, str]:
         """Status and text of a GET on the server. Raises ``aiohttp.ClientError``, ``TimeoutError`` or ``OSError``."""
         if self._control is None:
