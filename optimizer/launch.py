@@ -51,11 +51,11 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
     subject = find_subject(options)
     load = find_load(options, subject, say)
     asked = find_asked(options, goals[0])
-    space = find_space(options, subject, load.workload, asked)
+    space = find_space(options, subject, load.workload, goals[0].name, asked.concurrency)
     sampler = options.sampler
     if sampler == "auto":
         sampler = "tpe" if subject.machine.simulated or not has_torch() else "gp"
-    setup = search_setup(options, subject, goals, space, sampler)
+    setup = search_setup(options, subject, goals, space, sampler, asked)
     open_session = opener(options.engine, subject)
 
     def bench(study: Study, heard: Listener) -> Bench:
