@@ -57,7 +57,7 @@ def score(metrics: Metrics | None, goal: Goal, baseline: Metrics | None, *, stat
     reasons = [ended_badly] if ended_badly else []
     notes: list[str] = []
     for limit in goal.limits:
-        bound = _bound(limit, baseline or metrics)
+        bound = _bound(limit, metrics if baseline is None else baseline)
         actual = metrics.get(limit.metric)
         if bound is None and actual is None:
             violations[limit.text] = 0.0

@@ -1,7 +1,7 @@
 """Is a running load steady? Tokens of an interval, halves that agree, overload, and the KV plateau that ends a warm-up.
 
-Standard library only: this module travels into trial processes. Everything is linear in the number of records (each record
-costs one C-speed prefix sum over its chunks, and a bisection for each edge).
+Standard library only: this module travels into trial processes. Everything is linear in the number of records, but for one
+sorting of their durations (each record costs one C-speed prefix sum over its chunks, and a bisection for each edge).
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def find_model(name: str, *, revision: str | None = None, simulated: bool = Fals
             hint="vopt search --goal throughput --model Qwen/Qwen3-8B",
         )
     try:
-        config = Path(hf_hub_download(name, "config.json", revision=revision))
+        path = Path(hf_hub_download(name, "config.json", revision=revision))
     except RepositoryNotFoundError:
         raise UsageError(
             f"model {name!r} does not exist on the hub, or your token may not see it", hint="hf auth login"
@@ -68,7 +68,7 @@ def find_model(name: str, *, revision: str | None = None, simulated: bool = Fals
             f"model {name!r} is not cached here and the hub cannot be reached ({type(error).__name__})",
             hint=f"hf download {name}   # where there is a network; or give a local directory",
         ) from None
-    return ModelFiles(name, _read_config(config.parent), config.parent, config.parent.name)
+    return ModelFiles(name, _read_config(path.parent), path.parent, path.parent.name)
 
 
 def fetch_weights(model: ModelFiles, say: Callable[[str], None]) -> None:

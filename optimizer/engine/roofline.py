@@ -38,15 +38,10 @@ SEQUENCE_S = 2.5e-6
 SYNC_STEP_S = 1.0e-3
 """What a step costs more when the scheduler waits for its results first."""
 SYNC_SEQUENCE_S = 4e-6
-MIXED_LAYER_S = 2.2e-3
+MIXED_LAYER_S = 2.0e-3
 """What a step that holds prompt tokens costs more in each gated-delta-net layer: its kernels run outside the graphs."""
-MIXED_LAYER_SEQUENCE_S = 0.5e-6
-"""The same per running sequence, each of which fills a whole chunk of the prefill kernel."""
-MIXED_CAPTURED_SHARE = 0.7
-"""Part of those that remains while the step fits a captured size: the other layers then run from graphs. Fit to the mean
-latency that GPUStack published for Qwen3.5-35B-A3B-FP8 at 8 requests/s on an H200 (3.5 s)."""
-MIXED_BUDGET_EXPONENT = 0.25
-"""How those two fall with the token budget relative to 8192: twice the budget gave +10.8 % in the full window and a p99
+MIXED_BUDGET_EXPONENT = 0.20
+"""How that falls with the token budget relative to 8192: twice the budget gave +10.8 % in the full window and a p99
 TTFT lower by 10 % on Qwen3.5-9B (measured); the dense model showed nothing. The cause was not isolated."""
 ALL_REDUCE_S = 8e-6
 HASH_TOKEN_S = 0.05e-6
@@ -106,7 +101,6 @@ class StepTime:
         self._pair_s = per_pair / (ATTENTION_SHARE * hardware.bf16_flops)
         budget = (8192 / max(512, resolved.max_num_batched_tokens)) ** MIXED_BUDGET_EXPONENT
         self._mixed_s = linear_layers * MIXED_LAYER_S * budget
-        self._mixed_sequence_s = linear_layers * MIXED_LAYER_SEQUENCE_S * budget
         self._layers = shape.layers
         self._reduce_token_s = 0.0
         self._reduce_s = 0.0
@@ -153,8 +147,7 @@ class StepTime:
         # Launching overlaps with execution except inside a graph, where the gaps between kernels remain.
         step_s = gpu_s + launch_s if captured else max(gpu_s, launch_s) + self._layers * LAYER_S
         if prompt:
-            mixed_s = self._mixed_s + decoding * self._mixed_sequence_s
-            step_s += mixed_s * (MIXED_CAPTURED_SHARE if captured else 1.0) + prompt * self._hash_s
+            step_s += self._mixed_s + prompt * self._hash_s
         return step_s + self._host_s(decoding + finished_prompts)
 
     def _host_s(self, sequences: int) -> float:

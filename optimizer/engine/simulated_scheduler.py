@@ -1,7 +1,7 @@
 """vLLM's scheduler as a discrete-event model: pure state, no clock of its own and no asyncio.
 
 Decoding sequences are not touched one by one: each knows at which step it finishes (a heap), the KV cache grows by a sum
-of rates, and the times of every 16th step are kept once for all. A step therefore costs the same whatever the batch, and
+of rates, and the times of the steps are kept once for all. A step therefore costs the same whatever the batch, and
 runs of equal decode steps are taken at once.
 """
 
@@ -16,10 +16,14 @@ from vopt.optimizer.engine.roofline import StepTime
 from vopt.search_spaces.defaults import Resolved
 from vopt.search_spaces.kv_cache import KvLayout
 
-MARK_STEPS = 16
-"""Steps between two recorded times: a stream's chunks are this many steps long, its first token and its end are exact.
-At any moment the tokens not yet in a chunk are half as many on average, at both ends of a window alike, so a window's
-count is off by well under 0.1 % (a test holds that against exact token times)."""
+CHUNK_STEPS = 16
+CHUNK_S = 1.0
+"""A stream's chunks are at most this many steps and about this long; its first token and its end are exact.
+
+Each stream counts from its own first token, so the edges of a window cut the chunks of different streams at different
+places; and a stream in flight shows whole chunks only, so that half a chunk a stream is counted too much where a window
+opens and too little where it closes. What remains is noise well under 0.1 % of a window's tokens (a test holds that against
+exact token times)."""
 
 LONGEST_RUN = 64
 """Most equal steps taken at once: within so many, the growing context changes a step's time by under 1 %."""
@@ -47,7 +51,9 @@ class Sequence:
         "prompt",
         "queued_s",
         "rate",
+        "shown",
         "steps",
+        "stride",
     )
 
     def __init__(
@@ -63,8 +69,10 @@ class Sequence:
         self.first_time = 0.0
         self.steps = self.finish_step = 0
         self.rate = 1.0
+        self.stride = 1
         self.growth = self.allocated = 0.0
         self.gone = False
+        self.shown: tuple[int, tuple[float, ...], tuple[int, ...]] | None = None
 
     @property
     def decoding(self) -> bool:
@@ -79,10 +87,20 @@ class Counters:
     prefix_queries: int = 0
     prefix_hits: int = 0
     prompt_tokens: int = 0
-    generated: float = 0.0
-    drafts: float = 0.0
+    first_tokens: int = 0
+    decoded_tokens: float = 0.0
+    drafts: int = 0
     steps: int = 0
     full_budget_steps: int = 0
+
+    @property
+    def generated_tokens(self) -> int:
+        return self.first_tokens + round(self.decoded_tokens)
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Drafted tokens that were kept: what each verification gave beyond the model's own token."""
+        return max(0, round(self.decoded_tokens - self.drafts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +141,10 @@ class Scheduler:
     context_growth: float = 0.0
     used: float = 0.0
     growth: float = 0.0
-    mark_times: list[float] = field(default_factory=lambda: [0.0])
+    step_times: list[float] = field(default_factory=lambda: [0.0])
     _finish: list[tuple[int, int, Sequence]] = field(default_factory=list)
     _prefixes: OrderedDict[int, int] = field(default_factory=OrderedDict)
-    last_s: float = 0.0
+    _cached: int = 0
     _limit: int = 0
     _query: int = 1
 
@@ -236,11 +254,12 @@ class Scheduler:
         key, length = sequence.prefix
         block = self.layout.block_size
         tokens = min(length, sequence.prompt) // block * block
-        if tokens > self._prefixes.get(key, 0):
+        known = self._prefixes.get(key, 0)
+        if tokens > known:
             self._prefixes[key] = tokens
-        cached = sum(self._prefixes.values()) // block * self.layout.full_groups
-        while self._prefixes and cached > self.blocks - self.used:
-            cached -= self._prefixes.popitem(last=False)[1] // block * self.layout.full_groups
+            self._cached += (tokens - known) // block * self.layout.full_groups
+        while self._prefixes and self._cached > self.blocks - self.used:
+            self._cached -= self._prefixes.popitem(last=False)[1] // block * self.layout.full_groups
 
     def _make_room(self) -> None:
         """Preempt the newest sequences while the decodes of one step would not fit, as vLLM does."""
@@ -249,7 +268,8 @@ class Scheduler:
             self.counters.preemptions += 1
             if victim.decoding:
                 done = self.produced(victim)
-                victim.chunk_times, victim.chunk_tokens = self.chunks(victim)
+                chunks = self._all_chunks(victim, self.step_times[-1], done - victim.emitted)
+                victim.chunk_times, victim.chunk_tokens = chunks
                 self._stop_decoding(victim)
                 victim.prompt += done - victim.emitted
                 victim.emitted = done
@@ -282,18 +302,17 @@ class Scheduler:
 
         A run may be settled in parts, but one that holds prompts is a single step.
         """
-        marks = self.mark_times
-        due = len(marks) * MARK_STEPS
-        while due <= self.step + steps:
-            marks.append(run.start_s + run.step_s * (due - self.step))
-            due += MARK_STEPS
+        end_s = run.start_s + run.step_s * steps
+        if steps == 1:
+            self.step_times.append(end_s)
+        else:
+            self.step_times.extend([run.start_s + run.step_s * done for done in range(1, steps + 1)])
         self.step += steps
         self.counters.steps += steps
         self.counters.drafts += self.decoding * steps
-        self.counters.generated += self.context_growth * steps
+        self.counters.decoded_tokens += self.context_growth * steps
         self.context += self.context_growth * steps
         self.used += self.growth * steps
-        end_s = self.last_s = run.start_s + run.step_s * steps
         finished: list[Sequence] = []
         heap = self._finish
         while heap and heap[0][0] <= self.step:
@@ -303,10 +322,10 @@ class Scheduler:
                 self._end(entry[2], end_s)
         for sequence, tokens in run.chunks:
             if not sequence.gone:
-                self._prefilled(sequence, tokens, end_s, finished)
+                self._prefilled(sequence, tokens, end_s, run.step_s, finished)
         return finished
 
-    def _prefilled(self, sequence: Sequence, tokens: int, end_s: float, finished: list[Sequence]) -> None:
+    def _prefilled(self, sequence: Sequence, tokens: int, end_s: float, step_s: float, finished: list[Sequence]) -> None:
         """A chunk of a prompt was computed; at its end the first token comes out."""
         sequence.computed += tokens
         if sequence.computed < sequence.prompt:
@@ -315,7 +334,7 @@ class Scheduler:
         self._remember(sequence)
         if not sequence.emitted:
             self.counters.prompt_tokens += sequence.prompt
-        self.counters.generated += 1
+        self.counters.first_tokens += 1
         sequence.first_step, sequence.first_time = self.step, end_s
         left = sequence.output - sequence.emitted - 1
         if left <= 0:
@@ -323,6 +342,7 @@ class Scheduler:
             self._close(sequence, end_s)
             finished.append(sequence)
             return
+        sequence.stride = max(1, min(CHUNK_STEPS, int(CHUNK_S / step_s)))
         sequence.steps = left if self.draw_steps is None else self.draw_steps(sequence, left)
         sequence.rate = left / sequence.steps
         sequence.finish_step = self.step + sequence.steps
@@ -344,6 +364,7 @@ class Scheduler:
         sequence.allocated += past * sequence.growth
         sequence.growth = 0.0
         sequence.first_step = -1
+        sequence.shown = None
         if not self.decoding:  # sums of floats drift
             self.context = self.context_growth = self.growth = 0.0
 
@@ -355,7 +376,8 @@ class Scheduler:
 
     def _close(self, sequence: Sequence, end_s: float) -> None:
         """Write the last chunks and give everything back."""
-        sequence.chunk_times, sequence.chunk_tokens = self.chunks(sequence, end_s)
+        tokens = sequence.output - sequence.emitted
+        sequence.chunk_times, sequence.chunk_tokens = self._all_chunks(sequence, end_s, tokens)
         sequence.emitted = sequence.output
         sequence.gone = True
         sequence.first_step = -1
@@ -384,27 +406,29 @@ class Scheduler:
             return sequence.emitted
         return sequence.emitted + 1 + int(sequence.rate * (self.step - sequence.first_step) + 1e-9)
 
-    def chunks(self, sequence: Sequence, end_s: float | None = None) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """(times, tokens) of a stream up to the last settled step, or to its end at ``end_s``."""
+    def chunks(self, sequence: Sequence) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """(times, tokens) of a stream so far, in whole chunks."""
         if not sequence.decoding:
             return sequence.chunk_times, sequence.chunk_tokens
-        first, rate = sequence.first_step, sequence.rate
-        begin, stop = first // MARK_STEPS + 1, min(self.step, sequence.finish_step) // MARK_STEPS + 1
-        total = sequence.output - sequence.emitted if end_s is not None else self.produced(sequence) - sequence.emitted
-        last_step = sequence.finish_step if end_s is not None else self.step
-        if (stop - 1) * MARK_STEPS >= last_step:
-            stop -= 1  # the end is a chunk of its own
-        times = [sequence.first_time, *self.mark_times[begin:stop]]
+        whole = (self.step - sequence.first_step) // sequence.stride
+        if sequence.shown is None or sequence.shown[0] != whole:
+            end = sequence.first_step + whole * sequence.stride + 1
+            sequence.shown = (whole, *self._cut(sequence, end))
+        return sequence.shown[1:]
+
+    def _cut(self, sequence: Sequence, end: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """Chunks whose last step comes before step ``end``, behind those of earlier lives."""
+        first, rate, stride = sequence.first_step, sequence.rate, sequence.stride
+        between = self.step_times[first + stride : end : stride]
         if rate == 1.0:
-            tokens = [1, *([MARK_STEPS] * (stop - begin))]
-            if stop > begin:
-                tokens[1] = begin * MARK_STEPS - first
-            done = 1 + max(0, (stop - 1) * MARK_STEPS - first if stop > begin else 0)
+            tokens = [1, *([stride] * len(between))]
         else:
-            ends = [1 + int(rate * (mark * MARK_STEPS - first) + 1e-9) for mark in range(begin, stop)]
+            ends = [1 + int(rate * stride * (chunk + 1) + 1e-9) for chunk in range(len(between))]
             tokens = [1, *(after - before for before, after in zip([1, *ends], ends, strict=False))]
-            done = ends[-1] if ends else 1
-        if total > done:
-            times.append(end_s if end_s is not None else self.last_s)
-            tokens.append(total - done)
-        return (*sequence.chunk_times, *times), (*sequence.chunk_tokens, *tokens)
+        return (*sequence.chunk_times, sequence.first_time, *between), (*sequence.chunk_tokens, *tokens)
+
+    def _all_chunks(self, sequence: Sequence, end_s: float, tokens: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """Chunks up to the current step, with the ``tokens`` of this life: at an end, or at a preemption."""
+        times, counts = self._cut(sequence, self.step)
+        left = tokens - (sum(counts) - sum(sequence.chunk_tokens))
+        return ((*times, end_s), (*counts, left)) if left > 0 else (times, counts)

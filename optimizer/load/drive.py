@@ -8,14 +8,15 @@ the same speed. Standard library only: this module travels into trial processes.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import takewhile
 
 from vopt.objectives.records import CounterSample, LoadResult, LoadStatus, RequestFailure, RequestFailureKind, RequestRecord
 from vopt.optimizer.engine.base import Engine, OnTick
-from vopt.optimizer.load.arrivals import arrival_times
+from vopt.optimizer.load.arrivals import arrival_times, check_plan
 from vopt.optimizer.load.health import HealthWatch
-from vopt.optimizer.load.ledger import Flight, Ledger, tokens_since
+from vopt.optimizer.load.ledger import Flight, Ledger
 from vopt.optimizer.load.plan import Arrivals, LoadPlan, Request, Tick
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.load.window import WindowWatch
@@ -44,7 +45,7 @@ class _Load:
     """One load. ``ending`` is unset while it goes on; whoever sets it first decides how the load ended."""
 
     def __init__(self, engine: Engine, source: RequestSource, plan: LoadPlan, on_tick: OnTick | None) -> None:
-        _check(plan, source)
+        check_plan(plan, source)
         loop = asyncio.get_running_loop()
         self._engine, self._source, self._plan, self._on_tick = engine, source, plan, on_tick
         self._closed_loop = plan.arrivals is Arrivals.CLOSED
@@ -232,16 +233,21 @@ class _Load:
         overdue: list[Flight] = []
         waiting = len(ledger.in_flight)
         told = False
-        for flight, record in zip(list(ledger.in_flight.values()), ledger.standing(self._engine, now_s), strict=True):
-            told = told or bool(record.chunk_times_s)
-            last_s = record.chunk_times_s[-1] if record.chunk_times_s else record.sent_s
-            ledger.progress_s = max(ledger.progress_s, last_s if record.chunk_times_s else 0.0)
+        opened_s, partial_of = self._window.opened_s, self._engine.partial
+        for flight in list(ledger.in_flight.values()):
+            # No records here: this runs for every request in flight and every tick.
+            sent_s, times, counts = partial_of(flight.request.index) or (flight.sent_s, (), ())
+            last_s = sent_s
+            if times:
+                told, last_s = True, times[-1]
+                ledger.progress_s = max(ledger.progress_s, last_s)
+                if opened_s is not None and last_s >= opened_s:
+                    first = bisect_left(times, opened_s)
+                    tokens += sum(counts[first:]) + (flight.request.prompt_tokens if first == 0 else 0)
             if now_s - last_s > plan.idle_timeout_s + plan.tick_s:
                 idle.append(flight)  # the engine should have given up first
-            elif plan.total_timeout_s is not None and now_s - record.sent_s > plan.total_timeout_s:
+            elif plan.total_timeout_s is not None and now_s - sent_s > plan.total_timeout_s:
                 overdue.append(flight)
-            if self._window.opened_s is not None:
-                tokens += tokens_since(record, self._window.opened_s)
         words = f"no token for {plan.idle_timeout_s:g} s"
         ledger.give_up(self._engine, now_s, RequestFailure(RequestFailureKind.TIMEOUT_IDLE, words), idle)
         words = f"not finished after {plan.total_timeout_s} s"
@@ -341,19 +347,3 @@ class _Load:
     def _now(self) -> float:
         """Seconds since the load began, on the engine's clock."""
         return self._engine.now() - self._origin_s
-
-
-def _check(plan: LoadPlan, source: RequestSource) -> None:
-    """The rules of a plan; ``ValueError`` names the one that is broken and its value."""
-    if plan.arrivals is Arrivals.CLOSED and (plan.concurrency is None or plan.concurrency < 1):
-        raise ValueError(f"a closed loop needs a concurrency of 1 or more, not {plan.concurrency}")
-    if plan.arrivals is not Arrivals.CLOSED:
-        next(iter(arrival_times(plan, source)), None)
-    if not source.lengths:
-        raise ValueError("the workload has no requests")
-    for name in ("window_s", "tick_s", "deadline_s", "idle_timeout_s"):
-        value = getattr(plan, name)
-        if not 0 < value < float("inf"):
-            raise ValueError(f"{name} must be above 0 seconds, not {value}")
-    if plan.max_requests is not None and plan.max_requests < 1:
-        raise ValueError(f"max_requests must be 1 or more, not {plan.max_requests}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vopt.optimizer.history import Stage, TrialRecord
+from vopt.optimizer.history import Stage
 from vopt.optimizer.recommend import Recommendation, Verdict
 from vopt.optimizer.report import wording
 from vopt.optimizer.report.blocks import Block, Code, Column, Facts, Line, Table, TableMaker, Tone
@@ -65,9 +65,9 @@ def study_blocks(view: StudyView, importance: Mapping[str, float] | None = None)
     if rows := view.compared():
         blocks.append(comparison_table(rows))
     if answer and answer.overrides:
-        blocks.append(_override_table(view, answer))
-    if finalists := [trial for trial in view.trials if trial.stage in (Stage.SCREENING, Stage.CONFIRMATION, Stage.SOAK)]:
-        blocks.append(_finalist_table(view, finalists))
+        blocks.append(override_table(view, answer))
+    if (finalists := finalist_table(view)).rows:
+        blocks.append(finalists)
     blocks.append(trials_table(view))
     if view.rejected_by_kind():
         blocks.append(rejected_table(view))
@@ -199,7 +199,8 @@ def cost_text(row: Comparison) -> str:
     return f"{wording.metric_label(row.metric)} {wording.change_text(row.change)} ({before} → {after})"
 
 
-def _override_table(view: StudyView, answer: Recommendation) -> Table:
+def override_table(view: StudyView, answer: Recommendation) -> Table:
+    """Each override of the finalist: kept or dropped, and what it is worth."""
     columns = (Column("Override"), Column("Value"), Column(""), Column("Worth", right=True), Column("Why", wide=True))
     table = TableMaker("What each override is worth", columns)
     for row in answer.overrides:
@@ -210,7 +211,8 @@ def _override_table(view: StudyView, answer: Recommendation) -> Table:
     return table.done()
 
 
-def _finalist_table(view: StudyView, trials: Sequence[TrialRecord]) -> Table:
+def finalist_table(view: StudyView) -> Table:
+    """The starts after the search: screening, confirmation, soak."""
     columns = (
         Column("Start"),
         Column("Stage"),
@@ -221,7 +223,9 @@ def _finalist_table(view: StudyView, trials: Sequence[TrialRecord]) -> Table:
         Column("Configuration", wide=True),
     )
     table = TableMaker("Finalists: screening, confirmation, soak", columns)
-    for trial in trials:
+    for trial in view.trials:
+        if trial.stage not in (Stage.SCREENING, Stage.CONFIRMATION, Stage.SOAK):
+            continue
         success = trial.metrics.get("success_rate") if trial.metrics else None
         table.add(
             trial.label,
