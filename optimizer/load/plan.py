@@ -23,6 +23,7 @@ class Request:
 
     ``sampling`` holds OpenAI/vLLM names (``temperature``, ``top_p``, ``top_k``, ...), complete: what is absent is the
     engine's neutral value, not the model's. ``scheduled_s`` is seconds after the load began, for open-loop arrivals.
+    ``turn`` counts the earlier requests of the same ``session``; it is sent ``think_s`` after the one before it ended.
     """
 
     index: int
@@ -35,6 +36,8 @@ class Request:
     prompt_sha256: str = ""
     scheduled_s: float | None = None
     session: str | None = None
+    turn: int = 0
+    think_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,9 @@ class LoadPlan:
     ``warmup_factor`` x concurrency requests finished and KV usage levelled (open loop: after ``warmup_s``), lasts
     ``window_s``, and doubles at most ``max_doublings`` times when its halves disagree or when fewer than ``min_requests``
     requests finished in it. ``stall_after_s``: a request in flight for longer when the window closes has stalled.
+    ``max_requests`` ends the sending; what is in flight then runs to its end. A request without a chunk for
+    ``idle_timeout_s``, or in flight for ``total_timeout_s`` (``None``: no such limit), is given up as a failure. The load has
+    ended ``deadline_s`` after it began, whatever the engine does.
     """
 
     arrivals: Arrivals
@@ -63,6 +69,7 @@ class LoadPlan:
     repeated_errors: int = 20
     min_success: float = 0.99
     seed: int = 0
+    total_timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

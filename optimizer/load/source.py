@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 from vopt.optimizer.load.plan import Request
@@ -26,7 +29,15 @@ class RequestSource:
     with the shared prefix ``shared_prefixes[i % n]`` if there are any, then a header: the request's number spelled with
     ``digit_ids``. vLLM's prefix cache hashes blocks as a chain, so prompts that differ in their first block share none:
     the header makes prompts unique without new text for each. Without ``bodies`` (a simulation, which needs only lengths)
-    ``prompt_token_ids`` is empty.
+    ``prompt_token_ids`` is empty. ``header_at`` moves the header of a body behind that many of its tokens, for prompts
+    whose shared beginnings are the workload.
+
+    A *visit* is what one user does: one request, or the turns of a session. ``turns`` cuts ``lengths`` into sessions (turns
+    of the first, of the second, ...; empty: every request is its own visit). All turns of a session are beginnings of one
+    text, which is how a client that sends the history again looks to the engine; ``think_s`` is the pause before each turn.
+
+    ``samplings`` (cycled like ``lengths``) add to ``sampling``. ``texts`` (likewise) are the prompts as text, for a chat
+    endpoint; ``systems`` the system message before each.
 
     ``observed_output_tokens`` are natural ends that the baseline saw, by request index; those requests are replayed at that
     length with ``ignore_eos``, so that every trial does the same work.
@@ -42,63 +53,102 @@ class RequestSource:
     sessions: tuple[str, ...] = ()
     observed_output_tokens: Mapping[int, int] = field(default_factory=dict)
     first_number: int = 0
+    header_at: tuple[int, ...] = ()
+    turns: tuple[int, ...] = ()
+    think_s: tuple[float, ...] = ()
+    samplings: tuple[Mapping[str, Any], ...] = ()
+    texts: tuple[str, ...] = ()
+    systems: tuple[str, ...] = ()
 
     def request(self, index: int) -> Request:
         """Request ``index``; equal arguments give equal requests."""
-        prompt_tokens, output_tokens = self.lengths[index % len(self.lengths)]
+        entry = index % len(self.lengths)
+        prompt_tokens, output_tokens = self.lengths[entry]
         observed = self.observed_output_tokens.get(index)
-        prompt = self._prompt(index, prompt_tokens)
+        visit, turn = self.place(index)
+        prompt = self._prompt(visit, prompt_tokens)
         return Request(
             index=index,
             prompt_token_ids=prompt,
             prompt_tokens=prompt_tokens,
             max_tokens=output_tokens if observed is None else observed,
             ignore_eos=self.ignore_eos or observed is not None,
-            sampling=self.sampling,
+            sampling={**self.sampling, **self.samplings[entry % len(self.samplings)]} if self.samplings else self.sampling,
+            messages=self._messages(visit, entry),
             prompt_sha256=hashlib.sha256(array("q", prompt).tobytes()).hexdigest() if prompt else "",
-            scheduled_s=self.scheduled_s[index] if index < len(self.scheduled_s) else None,
-            session=self.sessions[index % len(self.sessions)] if self.sessions else None,
+            scheduled_s=self.scheduled_s[visit] if turn == 0 and visit < len(self.scheduled_s) else None,
+            session=self._session(visit),
+            turn=turn,
+            think_s=self.think_s[entry % len(self.think_s)] if self.think_s and turn else 0.0,
         )
 
-    def _prompt(self, index: int, prompt_tokens: int) -> tuple[int, ...]:
+    def place(self, index: int) -> tuple[int, int]:
+        """(visit, turn) of request ``index``."""
+        if not self.turns:
+            return index, 0
+        starts = _starts(self.turns)
+        cycle, offset = divmod(index, starts[-1])
+        session = bisect_right(starts, offset) - 1
+        return cycle * len(self.turns) + session, offset - starts[session]
+
+    def visit(self, number: int) -> range:
+        """Indices of the requests of visit ``number``, in the order in which its user sends them."""
+        if not self.turns:
+            return range(number, number + 1)
+        starts = _starts(self.turns)
+        cycle, session = divmod(number, len(self.turns))
+        first = cycle * starts[-1] + starts[session]
+        return range(first, first + self.turns[session])
+
+    def _session(self, visit: int) -> str | None:
+        if self.sessions:
+            return self.sessions[visit % len(self.sessions)]
+        return f"s{visit}" if self.turns else None
+
+    def _prompt(self, visit: int, prompt_tokens: int) -> tuple[int, ...]:
         if not self.bodies:
             return ()
-        prefix = self.shared_prefixes[index % len(self.shared_prefixes)] if self.shared_prefixes else ()
-        header = tuple(self.digit_ids[int(digit)] for digit in f"{self.first_number + index:0{HEADER_DIGITS}d}")
-        body = self.bodies[index % len(self.bodies)]
-        needed = max(0, prompt_tokens - len(prefix) - len(header))
-        repeats = -(-needed // len(body)) if body else 0
-        return (*prefix, *header, *(body * repeats)[:needed])[:prompt_tokens]
+        prefix = self.shared_prefixes[visit % len(self.shared_prefixes)] if self.shared_prefixes else ()
+        body = self.bodies[visit % len(self.bodies)]
+        at = self.header_at[visit % len(self.header_at)] if self.header_at else 0
+        head = (*prefix, *body[:at], *self._header(visit))
+        rest = body[at:] or body
+        needed = max(0, prompt_tokens - len(head))
+        repeats = -(-needed // len(rest)) if rest else 0
+        return (*head, *(rest * repeats)[:needed])[:prompt_tokens]
+
+    def _header(self, visit: int) -> tuple[int, ...]:
+        return tuple(self.digit_ids[int(digit)] for digit in f"{self.first_number + visit:0{HEADER_DIGITS}d}")
+
+    def _messages(self, visit: int, entry: int) -> tuple[Mapping[str, str], ...]:
+        if not self.texts:
+            return ()
+        system = self.systems[visit % len(self.systems)] if self.systems else ""
+        text = f"{self.first_number + visit:0{HEADER_DIGITS}d} {self.texts[entry % len(self.texts)]}"
+        user = {"role": "user", "content": text}
+        return ({"role": "system", "content": system}, user) if system else (user,)
 
     def with_observed(self, observed: Mapping[int, int]) -> RequestSource:
         """The same requests, replayed at the output lengths that the baseline saw."""
         return replace(self, observed_output_tokens=dict(observed), ignore_eos=True)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "lengths": self.lengths,
-            "bodies": self.bodies,
-            "digit_ids": self.digit_ids,
-            "shared_prefixes": self.shared_prefixes,
-            "sampling": dict(self.sampling),
-            "ignore_eos": self.ignore_eos,
-            "scheduled_s": self.scheduled_s,
-            "sessions": self.sessions,
-            "observed_output_tokens": {str(index): tokens for index, tokens in self.observed_output_tokens.items()},
-            "first_number": self.first_number,
-        }
+        data = {part.name: getattr(self, part.name) for part in fields(self)}
+        data["observed_output_tokens"] = {str(index): tokens for index, tokens in self.observed_output_tokens.items()}
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RequestSource:
-        return cls(
-            lengths=tuple((prompt, output) for prompt, output in data["lengths"]),
-            bodies=tuple(tuple(body) for body in data["bodies"]),
-            digit_ids=tuple(data["digit_ids"]),
-            shared_prefixes=tuple(tuple(prefix) for prefix in data["shared_prefixes"]),
-            sampling=data["sampling"],
-            ignore_eos=data["ignore_eos"],
-            scheduled_s=tuple(data["scheduled_s"]),
-            sessions=tuple(data["sessions"]),
-            observed_output_tokens={int(index): tokens for index, tokens in data["observed_output_tokens"].items()},
-            first_number=data["first_number"],
-        )
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, (list, tuple)) else value for name, value in data.items()
+        }
+        for nested in ("lengths", "bodies", "shared_prefixes"):
+            values[nested] = tuple(tuple(entry) for entry in data.get(nested, ()))
+        values["observed_output_tokens"] = {int(k): tokens for k, tokens in data.get("observed_output_tokens", {}).items()}
+        return cls(**values)
+
+
+@lru_cache(maxsize=8)
+def _starts(turns: tuple[int, ...]) -> tuple[int, ...]:
+    """Offset of each session's first request, and behind them the requests of all sessions together."""
+    return tuple(accumulate(turns, initial=0))

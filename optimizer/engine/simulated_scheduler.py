@@ -1,0 +1,418 @@
+"""vLLM's scheduler as a discrete-event model: pure state, no clock of its own and no asyncio.
+
+Decoding sequences are not touched one by one: each knows at which step it finishes (a heap), the KV cache grows by a sum
+of rates, and the times of the steps are kept once for all. A step therefore costs the same whatever the batch, and
+runs of equal decode steps are taken at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from vopt.optimizer.engine.roofline import StepTime
+from vopt.search_spaces.defaults import Resolved
+from vopt.search_spaces.kv_cache import KvLayout
+
+CHUNK_STEPS = 16
+CHUNK_S = 0.25
+"""A stream's chunks are at most this many steps and about this long; its first token and its end are exact. Each stream
+counts from its own first token, so the edges of a window cut chunks of different streams at different places and its token
+count is off by well under 0.1 % (a test holds that against exact token times)."""
+
+LONGEST_RUN = 64
+"""Most equal steps taken at once: within so many, the growing context changes a step's time by under 1 %."""
+
+
+class Sequence:
+    """One request inside the engine. Steps are counted over the engine's life."""
+
+    __slots__ = (
+        "allocated",
+        "chunk_times",
+        "chunk_tokens",
+        "computed",
+        "emitted",
+        "finish_step",
+        "first_step",
+        "first_time",
+        "gone",
+        "growth",
+        "hit",
+        "index",
+        "number",
+        "output",
+        "prefix",
+        "prompt",
+        "queued_s",
+        "rate",
+        "steps",
+        "stride",
+    )
+
+    def __init__(
+        self, number: int, index: int, prompt: int, output: int, queued_s: float, prefix: tuple[int, int] | None
+    ) -> None:
+        self.number, self.index, self.prompt, self.output, self.queued_s = number, index, prompt, output, queued_s
+        self.prefix = prefix
+        self.emitted = 0  # tokens that left before the last preemption
+        self.chunk_times: tuple[float, ...] = ()
+        self.chunk_tokens: tuple[int, ...] = ()
+        self.computed = self.hit = 0
+        self.first_step = -1
+        self.first_time = 0.0
+        self.steps = self.finish_step = 0
+        self.rate = 1.0
+        self.stride = 1
+        self.growth = self.allocated = 0.0
+        self.gone = False
+
+    @property
+    def decoding(self) -> bool:
+        return self.first_step >= 0
+
+
+@dataclass(slots=True)
+class Counters:
+    """Cumulative since the engine's start, as vLLM counts them."""
+
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prompt_tokens: int = 0
+    first_tokens: int = 0
+    decoded_tokens: float = 0.0
+    drafts: int = 0
+    steps: int = 0
+    full_budget_steps: int = 0
+
+    @property
+    def generated_tokens(self) -> int:
+        return self.first_tokens + round(self.decoded_tokens)
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Drafted tokens that were kept: what each verification gave beyond the model's own token."""
+        return max(0, round(self.decoded_tokens - self.drafts))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """``steps`` equal steps of ``step_s`` seconds each, from ``start_s``; prompts end only in runs of one step."""
+
+    start_s: float
+    step_s: float
+    steps: int
+    chunks: tuple[tuple[Sequence, int], ...] = ()
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.step_s * self.steps
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """Waiting and running sequences of one engine.
+
+    ``plan`` decides what the next step holds, ``settle`` makes it have happened. ``draw_steps(sequence, tokens)`` says in
+    how many verification steps a sequence under speculation produces ``tokens``.
+    """
+
+    resolved: Resolved
+    layout: KvLayout
+    blocks: int
+    step_time: StepTime
+    draw_steps: Callable[[Sequence, int], int] | None = None
+    jitter: Callable[[int], float] = lambda step: 1.0
+    waiting: deque[Sequence] = field(default_factory=deque)
+    running: OrderedDict[int, Sequence] = field(default_factory=OrderedDict)
+    prefilling: list[Sequence] = field(default_factory=list)
+    counters: Counters = field(default_factory=Counters)
+    step: int = 0
+    decoding: int = 0
+    context: float = 0.0
+    context_growth: float = 0.0
+    used: float = 0.0
+    growth: float = 0.0
+    step_times: list[float] = field(default_factory=lambda: [0.0])
+    _finish: list[tuple[int, int, Sequence]] = field(default_factory=list)
+    _prefixes: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    _cached: int = 0
+    _limit: int = 0
+    _query: int = 1
+
+    def __post_init__(self) -> None:
+        self._limit = self.resolved.max_num_seqs * self.resolved.data
+        self._query = 1 + self.resolved.speculative_tokens
+        self.blocks *= self.resolved.data
+
+    @property
+    def idle(self) -> bool:
+        return not (self.waiting or self.running)
+
+    @property
+    def kv_usage(self) -> float:
+        return min(1.0, self.used / self.blocks) if self.blocks else 1.0
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def plan(self, now_s: float) -> Run:
+        """The next run of steps. Something must be waiting or running."""
+        self._make_room()
+        budget_total = self.resolved.max_num_batched_tokens * self.resolved.data
+        verified = self.decoding * self._query
+        passes = max(1.0, verified / budget_total)  # more drafts than budget: the rest waits for the next pass
+        budget = budget_total - min(verified, budget_total)
+        chunks, left = self._schedule(budget)
+        if not chunks:
+            steps = self._steps_alone()
+            context = self.context + self.context_growth * (steps - 1) / 2
+            step_s = self.step_time(self.decoding, context) * passes * self.jitter(self.step)
+            return Run(now_s, step_s, steps)
+        prompt, pairs, ended = 0, 0.0, 0
+        for sequence, tokens in chunks:
+            prompt += tokens
+            pairs += tokens * (sequence.computed + tokens / 2)
+            ended += sequence.computed + tokens >= sequence.prompt
+        if left == 0 and (self.waiting or len(chunks) > ended):
+            self.counters.full_budget_steps += 1
+        step_s = self.step_time(self.decoding, self.context, prompt, pairs, ended) * passes * self.jitter(self.step)
+        return Run(now_s, step_s, 1, tuple(chunks))
+
+    def _schedule(self, budget: int) -> tuple[list[tuple[Sequence, int]], int]:
+        """Prompt chunks of the next step: running prompts first, then waiting ones in order, while room lasts."""
+        threshold = self.resolved.long_prefill_token_threshold
+        chunks: list[tuple[Sequence, int]] = []
+
+        def take(sequence: Sequence) -> bool:
+            nonlocal budget
+            tokens = min(sequence.prompt - sequence.computed, budget)
+            if threshold:
+                tokens = min(tokens, threshold)
+            if not self.resolved.chunked_prefill and tokens < sequence.prompt - sequence.computed:
+                return False
+            if tokens > 0:
+                chunks.append((sequence, tokens))
+                budget -= tokens
+            return tokens > 0
+
+        for sequence in self.prefilling:
+            take(sequence)
+        while budget > 0 and self.waiting and len(self.running) < self._limit:
+            sequence = self.waiting[0]
+            if sequence.gone:
+                self.waiting.popleft()
+                continue
+            if not self._admit(sequence):
+                break
+            if not take(sequence):
+                self._release(sequence)
+                break
+            self.waiting.popleft()
+            self.running[sequence.number] = sequence
+            self.prefilling.append(sequence)
+        return chunks, budget
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Reserve the blocks of a whole prompt (``scheduler_reserve_full_isl``); shared prefixes are not reserved twice."""
+        needed = self.layout.blocks_for(sequence.prompt)
+        hit, shared = self._look_up(sequence)
+        free = self.blocks - self.used
+        if needed - shared > free and self.running:
+            return False
+        sequence.allocated = needed - shared
+        self.used += sequence.allocated
+        sequence.computed = sequence.hit = hit
+        if self.resolved.prefix_caching and not sequence.emitted:
+            self.counters.prefix_queries += sequence.prompt
+            self.counters.prefix_hits += hit
+        return True
+
+    def _look_up(self, sequence: Sequence) -> tuple[int, int]:
+        """(tokens, blocks) of a prompt that the prefix cache holds: whole blocks, and never the last token."""
+        if sequence.prefix is None or not self.resolved.prefix_caching:
+            return 0, 0
+        block = self.layout.block_size
+        tokens = min(self._prefixes.get(sequence.prefix[0], 0), (sequence.prompt - 1) // block * block)
+        if tokens <= 0:
+            return 0, 0
+        self._prefixes.move_to_end(sequence.prefix[0])
+        return tokens, tokens // block * self.layout.full_groups
+
+    def _remember(self, sequence: Sequence) -> None:
+        """A computed prompt leaves its shared prefix behind; the oldest are evicted when sequences need their blocks."""
+        if sequence.prefix is None or not self.resolved.prefix_caching:
+            return
+        key, length = sequence.prefix
+        block = self.layout.block_size
+        tokens = min(length, sequence.prompt) // block * block
+        known = self._prefixes.get(key, 0)
+        if tokens > known:
+            self._prefixes[key] = tokens
+            self._cached += (tokens - known) // block * self.layout.full_groups
+        while self._prefixes and self._cached > self.blocks - self.used:
+            self._cached -= self._prefixes.popitem(last=False)[1] // block * self.layout.full_groups
+
+    def _make_room(self) -> None:
+        """Preempt the newest sequences while the decodes of one step would not fit, as vLLM does."""
+        while self.used + self.growth > self.blocks and len(self.running) > 1:
+            _, victim = self.running.popitem()
+            self.counters.preemptions += 1
+            if victim.decoding:
+                done = self.produced(victim)
+                victim.chunk_times, victim.chunk_tokens = self.chunks(victim)
+                self._stop_decoding(victim)
+                victim.prompt += done - victim.emitted
+                victim.emitted = done
+            else:
+                self.prefilling.remove(victim)
+            self._release(victim)
+            self.waiting.appendleft(victim)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.used = max(0.0, self.used - sequence.allocated)
+        sequence.allocated = 0.0
+        sequence.computed = 0
+
+    def _steps_alone(self) -> int:
+        """How many decode steps are alike: until the next end, or until the cache is full."""
+        while self._finish and not self._current(self._finish[0]):
+            heapq.heappop(self._finish)
+        steps = self._finish[0][0] - self.step if self._finish else 1
+        if self.growth > 0:
+            steps = min(steps, int((self.blocks - self.used) / self.growth))
+        return max(1, min(steps, LONGEST_RUN))
+
+    @staticmethod
+    def _current(entry: tuple[int, int, Sequence]) -> bool:
+        """Whether an entry of the heap still holds: preempted and aborted sequences leave theirs behind."""
+        return entry[2].decoding and entry[2].finish_step == entry[0]
+
+    def settle(self, run: Run, steps: int) -> list[Sequence]:
+        """Make the first ``steps`` steps of a run have happened; the sequences that finished, in no particular order.
+
+        A run may be settled in parts, but one that holds prompts is a single step.
+        """
+        end_s = run.start_s + run.step_s * steps
+        if steps == 1:
+            self.step_times.append(end_s)
+        else:
+            self.step_times.extend([run.start_s + run.step_s * done for done in range(1, steps + 1)])
+        self.step += steps
+        self.counters.steps += steps
+        self.counters.drafts += self.decoding * steps
+        self.counters.decoded_tokens += self.context_growth * steps
+        self.context += self.context_growth * steps
+        self.used += self.growth * steps
+        finished: list[Sequence] = []
+        heap = self._finish
+        while heap and heap[0][0] <= self.step:
+            entry = heapq.heappop(heap)
+            if self._current(entry):
+                finished.append(entry[2])
+                self._end(entry[2], end_s)
+        for sequence, tokens in run.chunks:
+            if not sequence.gone:
+                self._prefilled(sequence, tokens, end_s, run.step_s, finished)
+        return finished
+
+    def _prefilled(self, sequence: Sequence, tokens: int, end_s: float, step_s: float, finished: list[Sequence]) -> None:
+        """A chunk of a prompt was computed; at its end the first token comes out."""
+        sequence.computed += tokens
+        if sequence.computed < sequence.prompt:
+            return
+        self.prefilling.remove(sequence)
+        self._remember(sequence)
+        if not sequence.emitted:
+            self.counters.prompt_tokens += sequence.prompt
+        self.counters.first_tokens += 1
+        sequence.first_step, sequence.first_time = self.step, end_s
+        left = sequence.output - sequence.emitted - 1
+        if left <= 0:
+            sequence.steps, sequence.finish_step = 0, self.step
+            self._close(sequence, end_s)
+            finished.append(sequence)
+            return
+        sequence.stride = max(1, min(CHUNK_STEPS, int(CHUNK_S / step_s)))
+        sequence.steps = left if self.draw_steps is None else self.draw_steps(sequence, left)
+        sequence.rate = left / sequence.steps
+        sequence.finish_step = self.step + sequence.steps
+        more = self.layout.blocks_for(sequence.prompt + left) - self.layout.blocks_for(sequence.prompt)
+        sequence.growth = more / sequence.steps
+        heapq.heappush(self._finish, (sequence.finish_step, sequence.number, sequence))
+        self.decoding += 1
+        self.context += sequence.prompt + 1
+        self.context_growth += sequence.rate
+        self.growth += sequence.growth
+
+    def _stop_decoding(self, sequence: Sequence) -> None:
+        """Take a decoding sequence out of the sums; its blocks so far become what it releases."""
+        past = self.step - sequence.first_step
+        self.decoding -= 1
+        self.context -= sequence.prompt + 1 + past * sequence.rate
+        self.context_growth -= sequence.rate
+        self.growth -= sequence.growth
+        sequence.allocated += past * sequence.growth
+        sequence.growth = 0.0
+        sequence.first_step = -1
+        if not self.decoding:  # sums of floats drift
+            self.context = self.context_growth = self.growth = 0.0
+
+    def _end(self, sequence: Sequence, end_s: float) -> None:
+        first_step = sequence.first_step
+        self._stop_decoding(sequence)
+        sequence.first_step = first_step
+        self._close(sequence, end_s)
+
+    def _close(self, sequence: Sequence, end_s: float) -> None:
+        """Write the last chunks and give everything back."""
+        sequence.chunk_times, sequence.chunk_tokens = self.chunks(sequence, end_s)
+        sequence.emitted = sequence.output
+        sequence.gone = True
+        sequence.first_step = -1
+        self.running.pop(sequence.number, None)
+        self._release(sequence)
+        if not self.running:
+            self.used = 0.0
+
+    def remove(self, sequence: Sequence) -> None:
+        """Abort a sequence wherever it is."""
+        if sequence.gone:
+            return
+        sequence.gone = True
+        if sequence.number not in self.running:
+            return  # waiting ones are skipped when their turn comes
+        del self.running[sequence.number]
+        if sequence.decoding:
+            self._stop_decoding(sequence)
+        else:
+            self.prefilling.remove(sequence)
+        self._release(sequence)
+
+    def produced(self, sequence: Sequence) -> int:
+        """Tokens that have left so far."""
+        if not sequence.decoding:
+            return sequence.emitted
+        return sequence.emitted + 1 + int(sequence.rate * (self.step - sequence.first_step) + 1e-9)
+
+    def chunks(self, sequence: Sequence, end_s: float | None = None) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """(times, tokens) of a stream up to the last settled step, or to its end at ``end_s``."""
+        if not sequence.decoding:
+            return sequence.chunk_times, sequence.chunk_tokens
+        first, rate, stride = sequence.first_step, sequence.rate, sequence.stride
+        last = self.step if end_s is None else sequence.finish_step
+        total = (self.produced(sequence) if end_s is None else sequence.output) - sequence.emitted
+        between = self.step_times[first + stride : last : stride]
+        if rate == 1.0:
+            tokens = [1, *([stride] * len(between))]
+        else:
+            ends = [1 + int(rate * stride * (chunk + 1) + 1e-9) for chunk in range(len(between))]
+            tokens = [1, *(after - before for before, after in zip([1, *ends], ends, strict=False))]
+        times = [sequence.first_time, *between]
+        if last > first:
+            times.append(self.step_times[last] if end_s is None else end_s)
+            tokens.append(total - sum(tokens))
+        return (*sequence.chunk_times, *times), (*sequence.chunk_tokens, *tokens)

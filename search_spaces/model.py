@@ -1,0 +1,355 @@
+"""config.json -> ModelShape, and the shapes of well-known models for work without a network."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from vopt.search_spaces.shape import (
+    DTYPE_BYTES,
+    Experts,
+    LatentAttention,
+    LayerKind,
+    LinearAttention,
+    ModelShape,
+    Quantization,
+)
+
+__all__ = ["ModelShape", "ShapeError", "known_config", "known_model", "known_models", "shape_from_config", "shape_from_text"]
+
+Config = Mapping[str, Any]
+
+KNOWN_TYPES = frozenset(
+    {
+        "llama",
+        "mistral",
+        "mistral3",
+        "ministral3",
+        "mixtral",
+        "qwen2",
+        "qwen2_moe",
+        "qwen2_vl",
+        "qwen2_vl_text",
+        "qwen2_5_vl",
+        "qwen2_5_vl_text",
+        "qwen3",
+        "qwen3_moe",
+        "qwen3_next",
+        "qwen3_vl",
+        "qwen3_vl_text",
+        "qwen3_vl_moe",
+        "qwen3_vl_moe_text",
+        "qwen3_5",
+        "qwen3_5_text",
+        "qwen3_5_moe",
+        "qwen3_5_moe_text",
+        "deepseek_v2",
+        "deepseek_v3",
+        "kimi_k2",
+        "gpt_oss",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "gemma3_text",
+        "glm",
+        "glm4",
+        "glm4_moe",
+        "phi3",
+        "granite",
+        "olmo2",
+        "olmo3",
+        "llava",
+        "smollm3",
+        "seed_oss",
+        "minimax_m2",
+        "ernie4_5",
+        "ernie4_5_moe",
+    }
+)
+"""Model types whose layer layout is the one computed here."""
+
+COMPONENT_NAMES = {
+    "attention": ("self_attn", "attention"),
+    "linear_attention": ("linear_attn",),
+    "mlp": ("mlp", "feed_forward"),
+    "experts": ("experts",),
+    "shared_experts": ("shared_expert", "shared_experts"),
+    "mtp": ("mtp",),
+}
+NEVER_QUANTIZED = frozenset({"embeddings", "head", "router", "vision"})
+
+
+class ShapeError(ValueError):
+    """A config that does not say what a model looks like. ``missing`` names what could not be derived."""
+
+    def __init__(self, missing: str, detail: str) -> None:
+        super().__init__(f"cannot derive {missing}: {detail}")
+        self.missing = missing
+
+
+def shape_from_text(text: str, name: str = "") -> ModelShape:
+    """The shape in the text of a ``config.json``; ``ShapeError`` when it is truncated or no JSON object."""
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ShapeError("the model's shape", f"config.json is not valid JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise ShapeError("the model's shape", f"config.json holds a {type(config).__name__}, not an object")
+    return shape_from_config(config, name)
+
+
+def shape_from_config(config: Config, name: str = "") -> ModelShape:
+    """The shape that a parsed ``config.json`` describes; nested ``text_config`` and its kin are followed."""
+    text = _text_config(config)
+    kind = str(text.get("model_type") or config.get("model_type") or "")
+    outer = str(config.get("model_type") or kind)
+    if kind not in KNOWN_TYPES:
+        raise ShapeError("the architecture", f"model_type {kind!r} is not one whose layers are known here")
+    layers = _integer(text, "num_hidden_layers")
+    q_heads = _integer(text, "num_attention_heads")
+    hidden = _integer(text, "hidden_size")
+    linear = _linear(text)
+    kinds = _layer_kinds(text, layers, kind, linear is not None)
+    dtype = str(text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+    dtype = dtype.removeprefix("torch.")
+    if dtype not in DTYPE_BYTES:
+        raise ShapeError("the weights' size", f"dtype {dtype!r} is not one whose size is known here")
+    vision = config.get("vision_config")
+    experts = _experts(text, layers, kind)
+    return ModelShape(
+        name=name or str(config.get("_name_or_path") or outer),
+        model_type=kind,
+        hidden=hidden,
+        layer_kinds=kinds,
+        q_heads=q_heads,
+        kv_heads=_integer(text, "num_key_value_heads", default=q_heads),
+        head_dim=_integer(text, "head_dim", default=hidden // q_heads),
+        ffn=_integer(text, "intermediate_size", default=0 if experts and experts.layers == layers else None),
+        vocab=_integer(text, "vocab_size"),
+        max_position=_max_position(text),
+        dtype=dtype,
+        tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", _tied_by_default(kind)))),
+        gated_attention=bool(text.get("attn_output_gate", kind.startswith(("qwen3_next", "qwen3_5")))),
+        window=_window(text) if LayerKind.SLIDING in kinds else None,
+        latent=_latent(text),
+        linear=linear,
+        experts=experts,
+        mtp_layers=int(text.get("mtp_num_hidden_layers") or text.get("num_nextn_predict_layers") or 0),
+        quantization=_quantization(config.get("quantization_config") or text.get("quantization_config"), dtype),
+        multimodal=isinstance(vision, Mapping),
+        vision_params=_vision_params(vision) if isinstance(vision, Mapping) else 0,
+    )
+
+
+def _text_config(config: Config) -> Config:
+    for key in ("text_config", "llm_config", "language_config"):
+        if isinstance(nested := config.get(key), Mapping):
+            return nested
+    return config
+
+
+def _integer(config: Config, key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    if value is None:
+        if default is not None:
+            return default
+        raise ShapeError(key, f"config.json of model_type {config.get('model_type')!r} has no {key!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise ShapeError(key, f"{key} = {value!r} is not a positive integer")
+    return value
+
+
+def _max_position(text: Config) -> int:
+    """The context length: YaRN's factor is in ``max_position_embeddings`` already unless the original length is given."""
+    length = _integer(text, "max_position_embeddings")
+    scaling = text.get("rope_scaling") or {}
+    if isinstance(scaling, Mapping) and scaling.get("rope_type", scaling.get("type")) == "yarn":
+        original = scaling.get("original_max_position_embeddings")
+        if original is not None:
+            return max(length, int(original * scaling.get("factor", 1)))
+    return length
+
+
+def _tied_by_default(kind: str) -> bool:
+    return kind.startswith("gemma")
+
+
+def _layer_kinds(text: Config, layers: int, kind: str, linear: bool) -> tuple[LayerKind, ...]:
+    if (types := text.get("layer_types")) is not None:
+        kinds = tuple(_layer_kind(entry) for entry in types)
+        if len(kinds) < layers:
+            raise ShapeError("the layer kinds", f"layer_types names {len(kinds)} of {layers} layers")
+        return _without_unused_window(text, kinds[:layers])
+    if linear:
+        interval = _integer(text, "full_attention_interval", default=4)
+        return tuple(LayerKind.FULL if (i + 1) % interval == 0 else LayerKind.LINEAR for i in range(layers))
+    if text.get("sliding_window") is None or not text.get("use_sliding_window", True):
+        return (LayerKind.FULL,) * layers
+    pattern = text.get("sliding_window_pattern") or {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2}.get(kind)
+    if pattern:
+        return tuple(LayerKind.FULL if (i + 1) % pattern == 0 else LayerKind.SLIDING for i in range(layers))
+    return (LayerKind.SLIDING,) * layers
+
+
+def _layer_kind(entry: object) -> LayerKind:
+    match entry:
+        case "full_attention" | "attention":
+            return LayerKind.FULL
+        case "sliding_attention" | "chunked_attention":
+            return LayerKind.SLIDING
+        case "linear_attention":
+            return LayerKind.LINEAR
+        case _:
+            raise ShapeError("the layer kinds", f"layer_types holds {entry!r}, which is not known here")
+
+
+def _without_unused_window(text: Config, kinds: tuple[LayerKind, ...]) -> tuple[LayerKind, ...]:
+    if text.get("sliding_window") is None and text.get("attention_chunk_size") is None:
+        return tuple(LayerKind.FULL if kind is LayerKind.SLIDING else kind for kind in kinds)
+    return kinds
+
+
+def _window(text: Config) -> int:
+    return _integer(text, "sliding_window" if text.get("sliding_window") is not None else "attention_chunk_size")
+
+
+def _latent(text: Config) -> LatentAttention | None:
+    if text.get("kv_lora_rank") is None:
+        return None
+    return LatentAttention(
+        kv_rank=_integer(text, "kv_lora_rank"),
+        rope_dim=_integer(text, "qk_rope_head_dim"),
+        nope_dim=_integer(text, "qk_nope_head_dim"),
+        v_dim=_integer(text, "v_head_dim"),
+        q_rank=text.get("q_lora_rank"),
+    )
+
+
+def _linear(text: Config) -> LinearAttention | None:
+    if text.get("linear_num_value_heads") is None:
+        if "linear_attention" in (text.get("layer_types") or ()):
+            raise ShapeError(
+                "the linear-attention state", "layer_types names linear_attention, linear_num_value_heads is absent"
+            )
+        return None
+    return LinearAttention(
+        k_heads=_integer(text, "linear_num_key_heads"),
+        v_heads=_integer(text, "linear_num_value_heads"),
+        k_dim=_integer(text, "linear_key_head_dim"),
+        v_dim=_integer(text, "linear_value_head_dim"),
+        conv_width=_integer(text, "linear_conv_kernel_dim", default=4),
+        # Qwen3-Next says nothing and vLLM then keeps the model's dtype; Qwen3.5 asks for float32.
+        state_dtype=str(text.get("mamba_ssm_dtype") or text.get("dtype") or text.get("torch_dtype") or "bfloat16"),
+    )
+
+
+def _experts(text: Config, layers: int, kind: str) -> Experts | None:
+    key = next((k for k in ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts") if text.get(k)), None)
+    if key is None:
+        return None
+    width = _integer(text, "moe_intermediate_size", default=_integer(text, "intermediate_size", default=0) or None)
+    shared = int(text.get("shared_expert_intermediate_size") or 0)
+    shared = shared or width * int(text.get("n_shared_experts") or text.get("moe_num_shared_experts") or 0)
+    dense = set(text.get("mlp_only_layers") or ()) | set(range(int(text.get("first_k_dense_replace") or 0)))
+    step = int(text.get("decoder_sparse_step") or text.get("moe_layer_freq") or 1)
+    moe_layers = sum(1 for i in range(layers) if i not in dense and (i + 1) % step == 0)
+    per_token = next((k for k in ("num_experts_per_tok", "moe_k", "experts_per_token") if text.get(k)), "num_experts_per_tok")
+    return Experts(_integer(text, key), _integer(text, per_token), width, shared, moe_layers)
+
+
+def _vision_params(vision: Config) -> int:
+    """A vision transformer with a merger: weights only, since its work belongs to requests with images."""
+    hidden = int(vision.get("hidden_size") or vision.get("embed_dim") or 0)
+    depth = int(vision.get("depth") or vision.get("num_hidden_layers") or 0)
+    inner = int(vision.get("intermediate_size") or 4 * hidden)
+    merged = hidden * int(vision.get("spatial_merge_size") or 1) ** 2
+    merger = merged * merged + merged * int(vision.get("out_hidden_size") or hidden)
+    return depth * (4 * hidden * hidden + 2 * hidden * inner) + merger
+
+
+def _quantization(config: Config | None, dtype: str) -> Quantization | None:
+    if not config:
+        return None
+    method = str(config.get("quant_method") or config.get("quant_algo") or "")
+    bits, overhead = _bits(config, method)
+    skipped = [
+        *(config.get("modules_to_not_convert") or ()),
+        *(config.get("ignore") or ()),
+        *(config.get("exclude_modules") or ()),
+    ]
+    kept = NEVER_QUANTIZED | {part for part, names in COMPONENT_NAMES.items() if _covers(skipped, names)}
+    if method == "mxfp4":  # gpt-oss quantizes its experts alone
+        kept |= {"attention", "mlp", "shared_experts"}
+    return Quantization(method, bits, min(bits / 8 + overhead, DTYPE_BYTES[dtype]), frozenset(kept))
+
+
+def _bits(config: Config, method: str) -> tuple[float, float]:
+    """(bits of a weight, bytes of scales and zero points per weight)."""
+    match method.lower():
+        case "fp8" | "fbgemm_fp8":
+            block = config.get("weight_block_size")
+            return 8, 4 / (block[0] * block[1]) if block else 0.0
+        case "awq" | "gptq" | "auto-round" | "intel/auto-round":
+            group = int(config.get("group_size") or config.get("q_group_size") or 128)
+            bits = int(config.get("bits") or config.get("w_bit") or 4)
+            return bits, (2 + bits / 8) / group if group > 0 else 0.0
+        case "mxfp4":
+            return 4, 1 / 32
+        case "modelopt" | "nvfp4" | "modelopt_fp4":
+            four = "4" in str(config.get("quant_algo") or config.get("quant_method"))
+            return (4, 1 / 16) if four else (8, 0.0)
+        case "bitsandbytes":
+            return (4, 4 / 64) if config.get("load_in_4bit") else (8, 0.0)
+        case "compressed-tensors":
+            for group in (config.get("config_groups") or {}).values():
+                weights = group.get("weights") or {}
+                size = weights.get("group_size")
+                return int(weights.get("num_bits", 8)), 2 / size if size and size > 0 else 0.0
+        case _:
+            pass
+    raise ShapeError("the weights' size", f"quantization method {method!r} is not known here")
+
+
+def _covers(skipped: Iterable[str], names: tuple[str, ...]) -> bool:
+    """Whether an exclusion covers a whole component: its pattern ends with the component's own name (``in_proj_a`` alone
+    does not exempt ``linear_attn``, ``mlp.gate`` not ``mlp``)."""
+    for entry in skipped:
+        words = [word for word in re.split(r"[^a-z0-9_]+", entry.removeprefix("re:").lower()) if word and not word.isdigit()]
+        if words and words[-1] in names and (words[-1] != "mlp" or "shared_expert" not in words):
+            return True
+    return False
+
+
+@cache
+def _table() -> dict[str, dict[str, Any]]:
+    text = resources.files("vopt.search_spaces").joinpath("models.toml").read_text(encoding="utf-8")
+    return {name.lower(): {"name": name, **config} for name, config in tomllib.loads(text).items()}
+
+
+def known_models() -> tuple[str, ...]:
+    """Names of the models whose configs come with this package."""
+    return tuple(entry["name"] for entry in _table().values())
+
+
+def known_config(name: str) -> dict[str, Any] | None:
+    """The minimal config of a well-known model (letter case ignored); entries may build on another with ``base``."""
+    entry = _table().get(name.lower())
+    if entry is None:
+        return None
+    config = {key: value for key, value in entry.items() if key not in ("name", "base")}
+    if base := entry.get("base"):
+        inherited = known_config(base) or {}
+        text = {**inherited.get("text_config", {}), **config.get("text_config", {})}
+        return {**inherited, **config, **({"text_config": text} if text else {})}
+    return config
+
+
+def known_model(name: str) -> ModelShape | None:
+    """The shape of a well-known model, ``None`` when it is not in the table."""
+    config = known_config(name)
+    return None if config is None else shape_from_config(config, str(_table()[name.lower()]["name"]))
