@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,6 +29,11 @@ from vopt.optimizer.options import (
     WorkloadOptions,
     command,
 )
+
+if TYPE_CHECKING:  # the command line imports nothing heavy before it knows what to do
+    from vopt.optimizer.history import StudyRecord
+    from vopt.optimizer.report.console import ProgressDisplay
+    from vopt.optimizer.report.view import StudyView
 
 app = typer.Typer(name="vopt", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -94,46 +99,76 @@ def _print_json(document: Any) -> None:
 @_verb("search", SearchOptions)
 def search(options: SearchOptions) -> int | None:
     """Find the best launch command: the whole loop, from the defaults to a confirmed answer."""
-    from vopt.optimizer.launch import launch
+    from vopt.optimizer.launch import dry_run, launch
+    from vopt.optimizer.prepare import find_goals
 
-    return _answer(options.json, options.quiet, lambda listener: launch(options, listener), dry_run=options.dry_run)
+    (goal, *_) = find_goals(options)
+    with _progress(goal.metric, goal.direction == "maximize", options.simulate is not None, options.quiet) as listener:
+        if options.dry_run:
+            text = dry_run(options, listener)
+        else:
+            study = launch(options, listener)
+    if options.dry_run:
+        print(text)
+        return None
+    return _answer(study, options.json)
 
 
 @_verb("resume", ResumeOptions)
 def resume(options: ResumeOptions) -> int | None:
     """Go on with a study after an interruption, a crash, or with a larger budget."""
     from vopt.optimizer.launch import relaunch
+    from vopt.optimizer.report.view import StudyView
+    from vopt.optimizer.study import read_study
 
-    return _answer(options.json, options.quiet, lambda listener: relaunch(options, listener))
+    view = StudyView.of(read_study(options.storage, options.study, data_dir=options.data_dir))
+    with _progress(view.metric, view.maximize, view.simulated, options.quiet) as listener:
+        study = relaunch(options, listener)
+    return _answer(study, options.json)
 
 
-def _answer(as_json: bool, quiet: bool, run: Callable[[Any], Any], *, dry_run: bool = False) -> int | None:
-    """Run a search with live progress on stderr and its answer on stdout."""
+def _progress(metric: str, maximize: bool, simulated: bool, quiet: bool) -> ProgressDisplay:
+    """Progress on stderr, as the terminal allows."""
+    from vopt.optimizer.gpus import memory_in_use
+    from vopt.optimizer.report.console import ProgressDisplay, display_mode
+    from vopt.optimizer.report.live import MemoryUse, Progress
+    from vopt.optimizer.report.redaction import known_secrets
+
+    def memory() -> MemoryUse | None:
+        used = memory_in_use()
+        return MemoryUse(*used) if used else None
+
+    progress = Progress(metric, maximize, simulated, known_secrets(os.environ))
+    return ProgressDisplay(progress, sys.stderr, display_mode(sys.stderr, quiet=quiet), memory=None if simulated else memory)
+
+
+def _answer(study: StudyRecord, as_json: bool) -> int | None:
+    """The verdict on stderr, the command (or the document) on stdout; the exit code."""
     from vopt.optimizer.recommend import Verdict
-    from vopt.optimizer.report import console, document
+    from vopt.optimizer.report import console, document, show, wording
 
-    with console.progress(sys.stderr, quiet=quiet) as listener:
-        study = run(listener)
-    if dry_run:
-        print(study)
-        return None
-    print(console.answer(study), file=sys.stderr)
+    view = _view(study)
+    console.write_blocks(show.answer_blocks(view), sys.stderr)
     if as_json:
-        _print_json(document.document(study))
-    elif study.recommendation.argv is not None:
-        print(document.command_line(study.recommendation.argv))
-    if study.recommendation.verdict is Verdict.NOTHING_FEASIBLE:
-        return NothingFeasible.exit_code
-    return None
+        _print_json(document.answer_document(view))
+    elif view.answer is not None and view.answer.argv is not None:
+        print(wording.command_text(view.answer.argv))
+    return NothingFeasible.exit_code if view.verdict is Verdict.NOTHING_FEASIBLE else None
+
+
+def _view(study: StudyRecord) -> StudyView:
+    from vopt.optimizer.report.redaction import known_secrets
+    from vopt.optimizer.report.view import StudyView
+
+    return StudyView.of(study, known_secrets(os.environ))
 
 
 @_verb("bench", BenchOptions)
 def bench(options: BenchOptions) -> int | None:
     """Measure one configuration, a running server, or a study's recommendation again."""
     from vopt.optimizer.bench_run import bench as run_bench
-    from vopt.optimizer.report import console
 
-    with console.progress(sys.stderr, quiet=options.json) as listener:
+    with _progress("tokens_per_s", True, options.simulate is not None, options.json) as listener:
         outcome = run_bench(options, listener)
     if options.json:
         _print_json(outcome.document)
@@ -145,10 +180,13 @@ def bench(options: BenchOptions) -> int | None:
 @_verb("space", CheckedSpaceOptions)
 def space(options: CheckedSpaceOptions) -> int | None:
     """Print what can be varied here, each bound with its reason; or check a launch command."""
-    from vopt.optimizer.prepare import check_command, describe_space
+    from vopt.optimizer.space_of import check_command, describe_space
 
     report = check_command(options) if options.check is not None else describe_space(options)
-    _print_json(report.document) if options.json else print(report.text)
+    if options.json:
+        _print_json(report.document)
+    else:
+        print(report.text)
     return report.exit_code
 
 
@@ -156,27 +194,42 @@ def space(options: CheckedSpaceOptions) -> int | None:
 def show(options: ShowOptions) -> int | None:
     """Studies; or one study: baseline, winner, rejected with reasons, importance."""
     from vopt.optimizer.report import console, document, show
-    from vopt.optimizer.stored import importance, studies, study
+    from vopt.optimizer.study import list_studies
 
     if options.all:
-        records = studies(options)
-        _print_json(show.list_document(records)) if options.json else console.show(show.list_text(records), sys.stdout)
+        views = [_view(record) for record in list_studies(options.storage, data_dir=options.data_dir)]
+        if options.json:
+            _print_json(document.list_document(views))
+        else:
+            console.write_blocks(show.list_blocks(views), sys.stdout)
         return None
-    record = study(options)
+    record = _stored(options)
     if options.json:
-        _print_json(document.document(record))
+        _print_json(document.study_document(_view(record)))
     else:
-        console.show(show.study_text(record, importance(options, record)), sys.stdout)
+        console.write_blocks(show.study_blocks(_view(record), _importance(record)), sys.stdout)
     return None
+
+
+def _stored(options: StoredOptions) -> StudyRecord:
+    from vopt.optimizer.study import read_study
+
+    return read_study(options.storage, options.study, data_dir=options.data_dir)
+
+
+def _importance(record: StudyRecord) -> dict[str, float]:
+    from vopt.optimizer.importance import importance
+
+    return importance(record)
 
 
 @_verb("export", ExportOptions)
 def export(options: ExportOptions) -> int | None:
     """The answer as a shell script, YAML for vllm serve, JSON, a compose file, or Kubernetes objects."""
     from vopt.optimizer.report.deploy import export as render
-    from vopt.optimizer.stored import study
+    from vopt.optimizer.report.redaction import known_secrets
 
-    _write(render(study(options), options.format, options.trial), options.output)
+    _write(render(_stored(options), options.format, options.trial, secrets=known_secrets(os.environ)), options.output)
     return None
 
 
@@ -184,11 +237,11 @@ def export(options: ExportOptions) -> int | None:
 def report(options: ReportOptions) -> int | None:
     """One self-contained HTML page."""
     from vopt.optimizer.report.page import page
-    from vopt.optimizer.stored import importance, study
+    from vopt.optimizer.report.redaction import known_secrets
 
-    record = study(options)
+    record = _stored(options)
     output = options.output or Path(f"{record.name.replace('/', '_')}.html")
-    _write(page(record, importance(options, record)), output)
+    _write(page(record, _importance(record), secrets=known_secrets(os.environ)), output)
     print(output)
     return None
 
@@ -201,7 +254,7 @@ def dashboard(options: DashboardOptions) -> int | None:
     def ready(url: str) -> None:
         print(f"optuna-dashboard on {url} (read-only; Ctrl-C ends it)", file=sys.stderr)
 
-    serve(options.storage, options.study, options.port, ready)
+    serve(options.storage, port=options.port, data_dir=options.data_dir, ready=ready)
     return None
 
 
@@ -220,7 +273,10 @@ def doctor(options: DoctorOptions) -> int | None:
     from vopt.optimizer.doctor import examine
 
     report = examine(options)
-    _print_json(report.document) if options.json else print(report.text)
+    if options.json:
+        _print_json(report.document)
+    else:
+        print(report.text)
     return None
 
 
@@ -241,8 +297,3 @@ def _write(text: str, output: Path | None) -> None:
         return
     output.write_text(text, encoding="utf-8")
     output.chmod(0o700 if text.startswith("#!") else 0o600)
-
-
-def stored_of(options: ShowOptions | ExportOptions | ReportOptions | DashboardOptions) -> StoredOptions:
-    """The part of a verb's options that says which study."""
-    return StoredOptions(**{spec.name: getattr(options, spec.name) for spec in fields(StoredOptions)})

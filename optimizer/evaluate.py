@@ -13,6 +13,7 @@ from typing import Any
 
 from vopt.objectives.metrics import Metrics, compute_metrics, token_curve
 from vopt.objectives.records import LoadResult, LoadStatus
+from vopt.optimizer.early_end import early_end
 from vopt.optimizer.engine.base import Session
 from vopt.optimizer.events import Listener, LoadTicked, Note, PhaseBegan
 from vopt.optimizer.history import FailureSummary, Stage, TrialRecord, TrialRequest
@@ -34,9 +35,6 @@ PROBE_WINDOW_SHARE = 1 / 3
 OpenSession = Callable[[TrialSpec, bool], Session]
 """Brings up nothing yet: ``(spec, served)`` -> the session that will. ``served``: as the very command, over HTTP."""
 
-Watch = Callable[[Tick, tuple[float, ...]], bool]
-"""Sees each tick and the curve of window tokens so far; ``False`` ends the trial early."""
-
 
 @dataclass(frozen=True, slots=True)
 class Bench:
@@ -50,7 +48,6 @@ class Bench:
     asked: Asked
     slos: Mapping[str, float]
     listener: Listener
-    watch_for: Callable[[TrialRequest], Watch | None]
     served_confirmation: bool
     soak_s: float
     simulated: bool
@@ -89,7 +86,8 @@ class Evaluator:
             clock.end()
             if leftovers:
                 self.bench.listener(Note(f"trial {request.label} left behind: {', '.join(leftovers)}", important=True))
-        phase_s = {**clock.phase_s, **getattr(session, "virtual_phase_s", {})}
+        # A simulation knows what its phases would have taken; the clock saw only what simulating them took.
+        phase_s = {**clock.phase_s, **getattr(session, "phase_s", {})}
         return replace(outcome, phase_s=phase_s)
 
     def _load(self, request: TrialRequest, session: Session, clock: _PhaseClock) -> tuple[LoadResult, tuple[LoadResult, ...]]:
@@ -129,16 +127,27 @@ class Evaluator:
             self.bench.listener(Note(f"rate: {rate:.3g} requests/s, 0.6 of what the baseline sustains"))
         plan = self._open(rate, window_s) if asked.open_loop and rate is not None else self._closed(concurrency or 1, window_s)
         load = session.load(source, plan, on_tick)
-        mean_e2e_s = compute_metrics(load).get("mean_e2e_s")
-        if asked.window_s is None and mean_e2e_s is not None and 2 * mean_e2e_s > plan.window_s:
-            plan = replace(plan, window_s=2 * mean_e2e_s)
+        better = self._fitted(plan, load)
+        if better != plan:
+            plan = better
             probes.append(load)
             load = session.load(source, plan, on_tick)
         if load.status in (LoadStatus.COMPLETE, LoadStatus.UNSTEADY):
             p99_s = compute_metrics(load).get("p99_e2e_s")
             plan = replace(plan, stall_after_s=None if p99_s is None else STALL_FACTOR * p99_s)
-            self.measurement = Measurement(plan, natural_ends(load.records))
+            self.measurement = Measurement(plan, natural_ends(load.records), _finished_in(load))
         return load, tuple(probes)
+
+    def _fitted(self, plan: LoadPlan, load: LoadResult) -> LoadPlan:
+        """The plan with a window of twice the mean E2E, and, in an open loop, a warm-up of the p90 E2E: before that the
+        engine is still filling, which reads as low latency."""
+        metrics = compute_metrics(load)
+        mean_s, p90_s = metrics.get("mean_e2e_s"), metrics.get("p90_e2e_s")
+        if self.bench.asked.window_s is None and mean_s is not None and 2 * mean_s > plan.window_s:
+            plan = replace(plan, window_s=2 * mean_s)
+        if self.bench.asked.open_loop and p90_s is not None and p90_s > plan.warmup_s:
+            plan = replace(plan, warmup_s=p90_s)
+        return plan
 
     def _find_concurrency(
         self,
@@ -176,16 +185,29 @@ class Evaluator:
         )
 
     def _on_tick(self, request: TrialRequest) -> Callable[[Tick], bool]:
-        watch = self.bench.watch_for(request)
         curve: list[float] = []
+        may_end = request.stage is Stage.SEARCH and self.measurement is not None
 
         def on_tick(tick: Tick) -> bool:
             self.bench.listener(LoadTicked(request.label, tick))
             if tick.window_open_s is not None:
                 curve.append(tick.window_tokens)
-            return watch is None or watch(tick, tuple(curve))
+            return not may_end or self._may_go_on(request, tick, curve)
 
         return on_tick
+
+    def _may_go_on(self, request: TrialRequest, tick: Tick, curve: list[float]) -> bool:
+        assert self.measurement is not None, "only trials after the baseline end early"
+        ended = early_end(
+            curve,
+            request.incumbent_curve,
+            failed=tick.failed,
+            planned=self.measurement.expected_requests,
+            min_success=self.bench.asked.min_success,
+        )
+        if ended is not None:
+            self.bench.listener(Note(f"trial {request.label} ends early: {ended.reason}"))
+        return ended is None
 
     def _record(self, request: TrialRequest, spec: TrialSpec, outcome: Outcome, began_at: str, served: bool) -> TrialRecord:
         started: Started | None
@@ -262,6 +284,11 @@ class _PhaseClock:
         if self._phase is not None:
             self.phase_s[self._phase] = self.phase_s.get(self._phase, 0.0) + time.monotonic() - self._began_s
         self._phase = None
+
+
+def _finished_in(load: LoadResult) -> int:
+    """Requests of the whole load that came to an end, well or not."""
+    return sum(not record.censored for record in load.records)
 
 
 def _acceptance_rate(load: LoadResult | None) -> float | None:

@@ -33,17 +33,20 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The frozen plan. ``observed_output_tokens`` are the natural ends that the baseline saw, by request."""
+    """The frozen plan. ``observed_output_tokens`` are the natural ends that the baseline saw, by request;
+    ``expected_requests`` how many requests its load brought to an end."""
 
     plan: LoadPlan
     observed_output_tokens: Mapping[int, int]
+    expected_requests: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self.plan)
+        return {**asdict(self.plan), "expected_requests": self.expected_requests}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], observed: Mapping[int, int]) -> Measurement:
-        return cls(LoadPlan(**{**data, "arrivals": Arrivals(data["arrivals"])}), observed)
+        plan = {name: value for name, value in data.items() if name != "expected_requests"}
+        return cls(LoadPlan(**{**plan, "arrivals": Arrivals(data["arrivals"])}), observed, data.get("expected_requests"))
 
 
 def natural_ends(records: Iterable[RequestRecord]) -> dict[int, int]:

@@ -21,26 +21,29 @@ html { -webkit-text-size-adjust: 100%; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
 main { max-width: 72rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem; }
-h1 { font-size: clamp(1.35rem, 1rem + 2vw, 2rem); line-height: 1.25; margin: .35rem 0 .5rem; letter-spacing: -.01em; text-wrap: balance; }
+h1 { font-size: clamp(1.35rem, 1rem + 2vw, 2rem); line-height: 1.25; margin: .35rem 0 .5rem; letter-spacing: -.01em;
+  text-wrap: balance; }
 h2 { font-size: 1.2rem; margin: 2.75rem 0 .6rem; padding-top: .9rem; border-top: 1px solid var(--line); }
 h3 { font-size: 1rem; margin: 0 0 .1rem; overflow-wrap: anywhere; }
 p { margin: .4rem 0; max-width: 46rem; }
 a { color: var(--link); }
-code, pre, .mono { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: .86em; }
+code, pre { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: .86em; }
 code { overflow-wrap: anywhere; }
 .soft { color: var(--soft); }
 .eyebrow { color: var(--soft); font-size: .85rem; overflow-wrap: anywhere; }
 .badge { display: inline-block; padding: .08rem .6rem; border-radius: 1rem; font-size: .85rem; font-weight: 600;
   background: var(--plain-back); color: var(--ink); margin-right: .35rem; }
 .good { color: var(--good); } .bad { color: var(--bad); } .warn { color: var(--warn); }
-.badge.good { background: var(--good-back); } .badge.bad { background: var(--bad-back); } .badge.warn { background: var(--warn-back); }
+.badge.good { background: var(--good-back); } .badge.bad { background: var(--bad-back); }
+.badge.warn { background: var(--warn-back); }
 .simulated { border: 2px dashed var(--warn); border-radius: .5rem; padding: .5rem .9rem; color: var(--warn); font-weight: 600; }
 .command { position: relative; margin: 1rem 0; background: var(--raised); border: 1px solid var(--line); border-radius: .6rem; }
-.command pre { margin: 0; padding: .9rem 1rem; white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.6; font-size: .9rem; }
+.command pre { margin: 0; padding: .9rem 1rem; white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.6;
+  font-size: .9rem; }
 .command button { position: absolute; top: .55rem; right: .55rem; }
 .command:has(button) pre { padding-right: 6rem; }
-button, select, input { font: inherit; color: inherit; background: var(--paper); border: 1px solid var(--line); border-radius: .4rem;
-  padding: .3rem .7rem; max-width: 100%; }
+button, select, input { font: inherit; color: inherit; background: var(--paper); border: 1px solid var(--line);
+  border-radius: .4rem; padding: .3rem .7rem; max-width: 100%; }
 button { cursor: pointer; } button:hover { border-color: var(--soft); }
 button:focus-visible, select:focus-visible, input:focus-visible, summary:focus-visible, a:focus-visible {
   outline: 2px solid var(--link); outline-offset: 1px; }
@@ -53,14 +56,17 @@ dl { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: .25r
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 .figures { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 1.5rem 1.25rem; }
 figure { margin: 0; grid-column: span 2; min-width: 0; } figure.half { grid-column: span 1; }
-figcaption { color: var(--soft); font-size: .87rem; max-width: 46rem; }
+figcaption { color: var(--soft); font-size: .87rem; max-width: 46rem; margin-top: .35rem; }
 .plot { width: 100%; overflow: hidden; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; margin: .5rem 0; }
 th { text-align: left; font-weight: 600; color: var(--soft); font-size: .82rem; vertical-align: bottom; }
 th, td { padding: .4rem .7rem .4rem 0; border-bottom: 1px solid var(--line); }
 td { vertical-align: top; overflow-wrap: anywhere; } td.right, th.right { text-align: right; white-space: nowrap; }
 td.wide { width: 38%; }
-tr.out td:first-child { box-shadow: inset 3px 0 0 var(--bad); padding-left: .6rem; } tr td:first-child, tr th:first-child { padding-left: .6rem; }
+tr.good, tr.bad, tr.dim { color: inherit; } tr.dim td { color: var(--soft); }
+tr.good td[data-name=""] { color: var(--good); } tr.bad td[data-name=""], tr.bad td[data-name="Kind"] { color: var(--bad); }
+tr.out td:first-child { box-shadow: inset 3px 0 0 var(--bad); }
+tr td:first-child, tr th:first-child { padding-left: .6rem; }
 details > summary { cursor: pointer; overflow-wrap: anywhere; } details[open] > summary { margin-bottom: .4rem; }
 details dl { font-size: .85rem; } details pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--raised);
   border: 1px solid var(--line); border-radius: .4rem; padding: .5rem .7rem; margin: .2rem 0; }
@@ -73,12 +79,16 @@ footer { margin-top: 3rem; color: var(--soft); font-size: .85rem; }
   .command:has(button) pre { padding: 3rem .9rem .8rem; }
   dl { grid-template-columns: minmax(0, 1fr); gap: 0; } dd { margin-bottom: .5rem; }
   table, tbody, tr, td { display: block; width: auto; } thead { display: none; }
-  tr { border: 1px solid var(--line); border-radius: .5rem; margin: .6rem 0; padding: .35rem .2rem; }
-  tr.out { border-left: 3px solid var(--bad); } tr.out td:first-child { box-shadow: none; }
+  tbody tr { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); margin: .5rem 0; padding: .35rem .2rem;
+    border: 1px solid var(--line); border-radius: .5rem; }
+  td:first-child, td.wide { grid-column: span 2; } td:empty { display: none; }
+  tr.out { border-left: 3px solid var(--bad); } tr.good, tr.bad, tr.dim { color: inherit; } tr.dim td { color: var(--soft); }
+tr.good td[data-name=""] { color: var(--good); } tr.bad td[data-name=""], tr.bad td[data-name="Kind"] { color: var(--bad); }
+tr.out td:first-child { box-shadow: none; }
   td, td.right, td.wide { border: 0; padding: .12rem .6rem; width: auto; text-align: left; white-space: normal; }
   td[data-name]:not([data-name=""])::before { content: attr(data-name) ": "; color: var(--soft); }
   td:first-child { font-weight: 600; }
-  tr[hidden] { display: none; }
+  tbody tr[hidden] { display: none; }
 }
 @media print {
   main { max-width: none; padding: 0; } nav, .filter, .command button { display: none; }

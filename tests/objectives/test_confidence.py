@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+
 from vopt.objectives.confidence import (
     SD_FLOOR,
     compare,

@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from vopt.objectives.goals import Goal, GoalError, Limit, built_in_goal, check_limits, parse_limit, too_few_for_p99
 from vopt.objectives.metrics import METRICS, Direction
 

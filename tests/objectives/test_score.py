@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_loads import failed, record
+
 from vopt.objectives.goals import Goal, Limit, built_in_goal, parse_limit
 from vopt.objectives.metrics import Direction, Metrics, compute_metrics
 from vopt.objectives.records import LoadResult, LoadStatus, LoadWindow, RequestFailureKind
