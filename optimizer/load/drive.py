@@ -76,11 +76,13 @@ class _Load:
                 self._begin_visit(None)
         else:
             self._dispatcher = asyncio.create_task(self._dispatch())
+            self._dispatcher.add_done_callback(self._noticed)
         await self._watch()
         return await self._finish()
 
     def abandon(self) -> None:
         """Leave nothing running: after an end, a defect, or a cancelled ``drive``."""
+        self._end(LoadStatus.STOPPED_EARLY, "abandoned")  # or each cancelled visit would make room for another
         self._health.stop()
         for task in (*self._visits, *([self._dispatcher] if self._dispatcher else [])):
             task.cancel()
@@ -89,7 +91,7 @@ class _Load:
 
     def _begin_visit(self, scheduled_s: float | None) -> None:
         """Start the next user, unless the load is over or the cap is reached."""
-        if self._ending is not None or not self._room():
+        if self._over() or self._defect is not None or not self._room():
             return
         visit = asyncio.create_task(self._visit(self._next_visit, scheduled_s))
         self._next_visit += 1
@@ -142,13 +144,16 @@ class _Load:
 
     def _visit_ended(self, visit: asyncio.Task[None]) -> None:
         self._visits.discard(visit)
-        if not visit.cancelled() and (defect := visit.exception()) is not None:
-            self._defect = self._defect or defect
-            self._changed.set()
-            return
+        self._noticed(visit)
         if self._closed_loop:
             self._begin_visit(None)
         if self._window.settled:
+            self._changed.set()
+
+    def _noticed(self, task: asyncio.Task[None]) -> None:
+        """An exception of a task of this load is raised by ``run``."""
+        if not task.cancelled() and (defect := task.exception()) is not None:
+            self._defect = self._defect or defect
             self._changed.set()
 
     async def _dispatch(self) -> None:
