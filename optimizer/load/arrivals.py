@@ -37,3 +37,19 @@ def _poisson(rate: float, seed: int) -> Iterator[float]:
     while True:
         at_s += draw.expovariate(rate)
         yield at_s
+
+
+def check_plan(plan: LoadPlan, source: RequestSource) -> None:
+    """The rules of a plan; ``ValueError`` names the one that is broken and its value."""
+    if plan.arrivals is Arrivals.CLOSED and (plan.concurrency is None or plan.concurrency < 1):
+        raise ValueError(f"a closed loop needs a concurrency of 1 or more, not {plan.concurrency}")
+    if plan.arrivals is not Arrivals.CLOSED:
+        next(iter(arrival_times(plan, source)), None)
+    if not source.lengths:
+        raise ValueError("the workload has no requests")
+    for name in ("window_s", "tick_s", "deadline_s", "idle_timeout_s"):
+        value = getattr(plan, name)
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name} must be above 0 seconds, not {value}")
+    if plan.max_requests is not None and plan.max_requests < 1:
+        raise ValueError(f"max_requests must be 1 or more, not {plan.max_requests}")

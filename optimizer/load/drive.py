@@ -14,7 +14,7 @@ from itertools import takewhile
 
 from vopt.objectives.records import CounterSample, LoadResult, LoadStatus, RequestFailure, RequestFailureKind, RequestRecord
 from vopt.optimizer.engine.base import Engine, OnTick
-from vopt.optimizer.load.arrivals import arrival_times
+from vopt.optimizer.load.arrivals import arrival_times, check_plan
 from vopt.optimizer.load.health import HealthWatch
 from vopt.optimizer.load.ledger import Flight, Ledger
 from vopt.optimizer.load.plan import Arrivals, LoadPlan, Request, Tick
@@ -45,7 +45,7 @@ class _Load:
     """One load. ``ending`` is unset while it goes on; whoever sets it first decides how the load ended."""
 
     def __init__(self, engine: Engine, source: RequestSource, plan: LoadPlan, on_tick: OnTick | None) -> None:
-        _check(plan, source)
+        check_plan(plan, source)
         loop = asyncio.get_running_loop()
         self._engine, self._source, self._plan, self._on_tick = engine, source, plan, on_tick
         self._closed_loop = plan.arrivals is Arrivals.CLOSED
@@ -76,11 +76,13 @@ class _Load:
                 self._begin_visit(None)
         else:
             self._dispatcher = asyncio.create_task(self._dispatch())
+            self._dispatcher.add_done_callback(self._noticed)
         await self._watch()
         return await self._finish()
 
     def abandon(self) -> None:
         """Leave nothing running: after an end, a defect, or a cancelled ``drive``."""
+        self._end(LoadStatus.STOPPED_EARLY, "abandoned")  # or each cancelled visit would make room for another
         self._health.stop()
         for task in (*self._visits, *([self._dispatcher] if self._dispatcher else [])):
             task.cancel()
@@ -89,7 +91,7 @@ class _Load:
 
     def _begin_visit(self, scheduled_s: float | None) -> None:
         """Start the next user, unless the load is over or the cap is reached."""
-        if self._ending is not None or not self._room():
+        if self._over() or self._defect is not None or not self._room():
             return
         visit = asyncio.create_task(self._visit(self._next_visit, scheduled_s))
         self._next_visit += 1
@@ -142,13 +144,16 @@ class _Load:
 
     def _visit_ended(self, visit: asyncio.Task[None]) -> None:
         self._visits.discard(visit)
-        if not visit.cancelled() and (defect := visit.exception()) is not None:
-            self._defect = self._defect or defect
-            self._changed.set()
-            return
+        self._noticed(visit)
         if self._closed_loop:
             self._begin_visit(None)
         if self._window.settled:
+            self._changed.set()
+
+    def _noticed(self, task: asyncio.Task[None]) -> None:
+        """An exception of a task of this load is raised by ``run``."""
+        if not task.cancelled() and (defect := task.exception()) is not None:
+            self._defect = self._defect or defect
             self._changed.set()
 
     async def _dispatch(self) -> None:
@@ -347,19 +352,3 @@ class _Load:
     def _now(self) -> float:
         """Seconds since the load began, on the engine's clock."""
         return self._engine.now() - self._origin_s
-
-
-def _check(plan: LoadPlan, source: RequestSource) -> None:
-    """The rules of a plan; ``ValueError`` names the one that is broken and its value."""
-    if plan.arrivals is Arrivals.CLOSED and (plan.concurrency is None or plan.concurrency < 1):
-        raise ValueError(f"a closed loop needs a concurrency of 1 or more, not {plan.concurrency}")
-    if plan.arrivals is not Arrivals.CLOSED:
-        next(iter(arrival_times(plan, source)), None)
-    if not source.lengths:
-        raise ValueError("the workload has no requests")
-    for name in ("window_s", "tick_s", "deadline_s", "idle_timeout_s"):
-        value = getattr(plan, name)
-        if not 0 < value < float("inf"):
-            raise ValueError(f"{name} must be above 0 seconds, not {value}")
-    if plan.max_requests is not None and plan.max_requests < 1:
-        raise ValueError(f"max_requests must be 1 or more, not {plan.max_requests}")
