@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+import vopt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_engine import QueueEngine
@@ -410,6 +414,20 @@ def test_a_session_ends_when_a_turn_fails() -> None:
 # The client itself
 
 
+def test_a_trial_process_needs_nothing_but_the_standard_library() -> None:
+    root = Path(next(iter(vopt.__path__))).parent
+    code = """if True:
+        import sys
+        import vopt.optimizer.load.drive
+        foreign = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names) - {"vopt", "__main__"}
+        sys.exit(f"imported: {sorted(foreign)}" if foreign else 0)
+    """
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], env={"PYTHONPATH": str(root)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_same_driver_runs_on_a_real_event_loop() -> None:
     plan = replace(CLOSED, window_s=0.5, tick_s=0.05, max_doublings=0, min_requests=1)
 
@@ -430,7 +448,7 @@ def test_a_client_that_cannot_keep_up_says_so() -> None:
             time.sleep(0.15)  # noqa: ASYNC251  (the point: it holds up the event loop)
             return await super().counters(origin_s=origin_s)
 
-    plan = replace(POISSON, rate=50, window_s=1.5, warmup_s=0.2, tick_s=0.1, max_doublings=0)
+    plan = replace(POISSON, rate=50, window_s=0.8, warmup_s=0.2, tick_s=0.1, max_doublings=0)
 
     async def run() -> LoadResult:
         return await drive(Blocking(slots=64, step_s=0.001), SHORT, plan)
