@@ -18,8 +18,9 @@ from vopt.optimizer.interruption import Interruption
 from vopt.optimizer.measurement import Measurement, natural_ends
 from vopt.optimizer.options import ResumeOptions, SearchOptions
 from vopt.optimizer.prepare import conditions_of, find_asked, find_goals, find_load, setup_of, with_typed
+from vopt.optimizer.report.plan import plan_text
 from vopt.optimizer.report.raw import read_records
-from vopt.optimizer.schedule import plan, plan_text
+from vopt.optimizer.schedule import plan
 from vopt.optimizer.search import search
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.setup import SearchSetup

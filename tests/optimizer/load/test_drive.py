@@ -14,6 +14,7 @@ import vopt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_engine import QueueEngine
+
 from vopt.objectives.records import CounterSample, LoadResult, LoadStatus, RequestFailureKind, RequestRecord
 from vopt.objectives.steadiness import tokens_in
 from vopt.optimizer.engine.base import Engine, OnTick

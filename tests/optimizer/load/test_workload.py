@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.load.lengths import BLOCK, Lengths, Marginal
 from vopt.optimizer.load.materialise import materialise, shared_prefix_tokens, source_digest
