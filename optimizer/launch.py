@@ -18,8 +18,9 @@ from vopt.optimizer.interruption import Interruption
 from vopt.optimizer.measurement import Measurement, natural_ends
 from vopt.optimizer.options import ResumeOptions, SearchOptions
 from vopt.optimizer.prepare import conditions_of, find_asked, find_goals, find_load, setup_of, with_typed
+from vopt.optimizer.report.plan import plan_text
 from vopt.optimizer.report.raw import read_records
-from vopt.optimizer.schedule import plan, plan_text
+from vopt.optimizer.schedule import plan
 from vopt.optimizer.search import search
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.setup import SearchSetup
@@ -51,11 +52,11 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
     subject = find_subject(options)
     load = find_load(options, subject, say)
     asked = find_asked(options, goals[0])
-    space = find_space(options, subject, load.workload, asked)
+    space = find_space(options, subject, load.workload, goals[0].name, asked.concurrency)
     sampler = options.sampler
     if sampler == "auto":
         sampler = "tpe" if subject.machine.simulated or not has_torch() else "gp"
-    setup = search_setup(options, subject, goals, space, sampler)
+    setup = search_setup(options, subject, goals, space, sampler, asked)
     open_session = opener(options.engine, subject)
 
     def bench(study: Study, heard: Listener) -> Bench:

@@ -41,7 +41,11 @@ def learned(timing: Timing, records: Sequence[TrialRecord]) -> Timing:
     """``timing`` with the medians of what this study has seen, by start class."""
 
     def seen(start_class: StartClass, otherwise: float) -> float:
-        times = [r.phase_s[Phase.START] for r in records if r.start_class is start_class and r.failure is None and Phase.START in r.phase_s]
+        times = [
+            r.phase_s[Phase.START]
+            for r in records
+            if r.start_class is start_class and r.failure is None and Phase.START in r.phase_s
+        ]
         return median(times) if times else otherwise
 
     loads = [

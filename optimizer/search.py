@@ -51,7 +51,9 @@ class StudyStore(Protocol):
     def records(self) -> tuple[TrialRecord, ...]: ...
     def next_label(self) -> str: ...
     def begin(self, request: TrialRequest, point: Point | None) -> None: ...
-    def finish(self, record: TrialRecord, values: Sequence[float], violations: Mapping[str, float], *, charged: bool) -> None: ...
+    def finish(
+        self, record: TrialRecord, values: Sequence[float], violations: Mapping[str, float], *, charged: bool
+    ) -> None: ...
     def tell(self, record: TrialRecord, values: Sequence[float], violations: Mapping[str, float], *, charged: bool) -> None: ...
     def pending(self) -> tuple[Pending, ...]: ...
     def abandon(self, pending: Pending, why: str) -> None: ...
@@ -161,7 +163,9 @@ class _Loop:
         config = pending.request.config
         if self.study.deaths().count(config) < 1:
             self.study.abandon(pending, "died")
-            self.listener(Note(f"trial {pending.request.label} was interrupted: its configuration is measured again", important=True))
+            self.listener(
+                Note(f"trial {pending.request.label} was interrupted: its configuration is measured again", important=True)
+            )
             return
         self.listener(Note(f"trial {pending.request.label}: the search died twice with this configuration", important=True))
         failure = FailureSummary(Phase.START, FailureKind.HANG, "the search itself died twice while this configuration ran")
@@ -203,7 +207,8 @@ class _Loop:
         self._announce(progress, run)
         label = run.label or self.study.next_label()
         attempt = 1 + sum(
-            judged.record.config == run.config and not judged.charged and judged.record.stage is run.stage for judged in self.history
+            judged.record.config == run.config and not judged.charged and judged.record.stage is run.stage
+            for judged in self.history
         )
         best = self._incumbent()
         early = self.setup.early_end and run.stage is Stage.SEARCH and progress.baseline is not None
@@ -263,7 +268,8 @@ class _Loop:
             return
         if failure.kind.blame is Blame.WORKLOAD:
             raise UsageError(
-                f"the workload cannot be served: {failure.detail}", hint="shorten the workload's requests or raise max_model_len"
+                f"the workload cannot be served: {failure.detail}",
+                hint="shorten the workload's requests or raise max_model_len",
             )
         if failure.kind in _FATAL:
             raise EnvironmentLacks(

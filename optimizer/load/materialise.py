@@ -76,11 +76,13 @@ def materialise(
 
 def check_fits(workload: Workload, max_model_len: int) -> None:
     """``UsageError`` with the numbers when the longest request is longer than the model's context."""
-    prompt, output = max(workload.request_lengths(), key=sum)
+    pairs = workload.request_lengths()
+    prompt, output = max(pairs, key=sum)
     if prompt + output > max_model_len:
+        over = sum(sum(pair) > max_model_len for pair in pairs)
         raise UsageError(
             f"the workload {workload.name} asks for up to {prompt} + {output} = {prompt + output} tokens in one request, "
-            f"and max_model_len is {max_model_len}",
+            f"and max_model_len is {max_model_len} ({over} of {len(pairs)} requests are longer)",
             hint=f"choose a shorter workload, or --set max_model_len={prompt + output} if the model allows it",
         )
 

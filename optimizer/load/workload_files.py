@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -135,7 +136,7 @@ def _entries(text: str, broken: list[BrokenLine]) -> Iterator[tuple[int, Any]]:
         if isinstance(array, list):
             yield from enumerate(array, start=1)
             return
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):  # splitlines() would also cut at U+2028 inside a prompt
         if not line.strip():
             continue
         try:
@@ -149,6 +150,10 @@ def _draft(entry: Any, output_tokens: int | None) -> _Draft:
         raise _Unusable(f"an entry is an object, this is {type(entry).__name__}")
     turns = entry.get("conversations", entry.get("conversation"))
     draft = _share_gpt(turns) if turns is not None else _logged(entry)
+    try:
+        "".join((draft.text, draft.system, draft.answer or "")).encode()
+    except UnicodeEncodeError:
+        raise _Unusable("its text is not valid Unicode (half of a surrogate pair)") from None
     if draft.output_tokens is None and draft.answer is None:
         if output_tokens is None:
             raise _Unusable("it does not say how many tokens to generate (output_tokens)")
@@ -233,7 +238,9 @@ def _sampling(entry: Mapping[str, Any]) -> dict[str, Any]:
         value = nested.get(name, entry.get(name))
         if value is None:
             continue
-        if name != "stop" and (not isinstance(value, (int, float)) or isinstance(value, bool)):
+        if name == "stop":
+            _stop_words(value)
+        elif not _finite(value):
             raise _Unusable(f"{name} = {value!r} is not a number")
         found[name] = value
     schema = entry.get("json_schema", entry.get("schema"))
@@ -244,13 +251,23 @@ def _sampling(entry: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _stop_words(value: Any) -> None:
+    words = [value] if isinstance(value, str) else value
+    if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
+        raise _Unusable(f"stop = {value!r} is not a text or a list of texts")
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _whole(entry: Mapping[str, Any], *names: str) -> int | None:
     """The first of ``names`` that is there, as a whole number of at least 1."""
     for name in names:
         value = entry.get(name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < 1:
+        if not _finite(value) or value != int(value) or value < 1:
             raise _Unusable(f"{name} = {value!r} is not a whole number of at least 1")
         return int(value)
     return None
@@ -258,8 +275,8 @@ def _whole(entry: Mapping[str, Any], *names: str) -> int | None:
 
 def _seconds(stamp: Any) -> float:
     """Seconds of a number (seconds, or milliseconds since 1970) or an ISO 8601 text; without a zone it is UTC."""
-    if isinstance(stamp, (int, float)) and not isinstance(stamp, bool) and 0 <= stamp < float("inf"):
-        return stamp / 1000 if stamp >= MILLISECONDS_FROM else float(stamp)
+    if _finite(stamp) and stamp >= 0:
+        return float(stamp / 1000 if stamp >= MILLISECONDS_FROM else stamp)
     if isinstance(stamp, str):
         try:
             moment = datetime.fromisoformat(stamp)

@@ -1,31 +1,30 @@
-"""The figures of a study, as plain Plotly values (``data`` and ``layout``): page and dashboard draw the same ones. Pure."""
+"""The figures of a search, as plain Plotly values: page and dashboard draw the same ones. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from vopt.optimizer.history import TrialRecord
+from vopt.optimizer.history import Arm, Stage, TrialRecord
 from vopt.optimizer.report import wording
+from vopt.optimizer.report.chart import (
+    BASELINE,
+    FRONT,
+    OTHER,
+    REJECTED,
+    WINNER,
+    FigureSpec,
+    axis_title,
+    kind_marker,
+    layout_of,
+    lines,
+    marker,
+    points,
+)
 from vopt.optimizer.report.view import StudyView
 from vopt.optimizer.trial import Phase
 
-# Readable on white and on near-black; hue is never the only carrier: markers and dashes differ too.
-BASELINE, WINNER, OTHER, FRONT = "#8a7f72", "#2f81f7", "#2da44e", "#8957e5"
-_KIND_COLORS = ("#d1242f", "#bf8700", "#bf3989", "#e16f24", "#6e40c9", "#1b7c83", "#8250df", "#a40e26", "#57606a")
-_KIND_SYMBOLS = (
-    "x",
-    "cross",
-    "triangle-down",
-    "square-open",
-    "diamond-open",
-    "star-open",
-    "hexagon-open",
-    "asterisk-open",
-    "hash-open",
-)
 _PHASE_COLORS = {
     Phase.PREFLIGHT: "#8c959f",
     Phase.START: "#bf8700",
@@ -34,28 +33,13 @@ _PHASE_COLORS = {
     Phase.STOP: "#57606a",
 }
 MOST_SLICES = 6
-_HOVER_WIDTH = 70
-
-
-@dataclass(frozen=True, slots=True)
-class FigureSpec:
-    """One figure. ``name`` is an HTML id; ``alt`` says in words what is drawn, ``height`` is in pixels."""
-
-    name: str
-    title: str
-    alt: str
-    data: tuple[Mapping[str, Any], ...]
-    layout: Mapping[str, Any]
-    height: int = 380
-    half: bool = False
-
-    def to_plotly(self) -> dict[str, Any]:
-        return {"data": [dict(trace) for trace in self.data], "layout": dict(self.layout)}
+_DEFAULT = "default"
 
 
 def search_figures(view: StudyView, importance: Mapping[str, float]) -> list[FigureSpec]:
     """Every figure of the search that the study has data for, in reading order."""
-    made = [history(view), pareto(view), importance_bars(importance), *slices(view, importance), timeline(view)]
+    made = [history(view), pareto(view), confirmation(view), importance_bars(importance)]
+    made += [*slices(view, importance), timeline(view)]
     return [figure for figure in made if figure is not None]
 
 
@@ -69,6 +53,11 @@ def history(view: StudyView) -> FigureSpec | None:
     scale = [wording.shown(view.metric, value) for value in known]
     # A start without a figure is drawn below all figures, where its mark can be seen.
     floor = min(scale) - 0.06 * ((max(scale) - min(scale)) or max(scale) or 1) if scale else 0.0
+
+    def height(trial: TrialRecord) -> float:
+        value = view.value(trial)
+        return floor if value is None else wording.shown(view.metric, value)
+
     traces: list[dict[str, Any]] = []
     if (base := next((view.value(trial) for trial in rows[:1]), None)) is not None:
         y = wording.shown(view.metric, base)
@@ -84,14 +73,15 @@ def history(view: StudyView) -> FigureSpec | None:
         curve.append((len(rows) - 1, curve[-1][1]))
         line = {"color": WINNER, "shape": "hv", "width": 2}
         traces.append(lines("best so far", [x for x, _ in curve], [y for _, y in curve], line=line, hoverinfo="skip"))
-        traces.append(_points(view, "feasible", fine, {"color": WINNER, "symbol": "circle", "size": 9}, floor))
+        traces.append(points(view, "feasible", [(place, height(trial), trial) for place, trial in fine], marker(WINNER)))
     groups: dict[str, list[tuple[int, TrialRecord]]] = {}
     for place, trial in enumerate(rows):
         if (found := view.why_not(trial)) is not None:
             groups.setdefault(found[0], []).append((place, trial))
     for number, (kind, group) in enumerate(groups.items()):
-        traces.append(_points(view, wording.kind_text(kind), group, _kind_marker(number), floor))
-    layout = layout_of("engine start", _axis_title(view.metric), xaxis={"tickmode": "auto", "zeroline": False})
+        rows_of_kind = [(place, height(trial), trial) for place, trial in group]
+        traces.append(points(view, wording.kind_text(kind), rows_of_kind, kind_marker(number)))
+    layout = layout_of("engine start", axis_title(view.metric), xaxis={"tickmode": "auto", "zeroline": False})
     layout["xaxis"] |= {"tickvals": [*range(len(rows))], "ticktext": [trial.label for trial in rows]} if len(rows) <= 24 else {}
     alt = f"{len(rows)} engine starts of the search: {len(fine)} feasible, {len(rows) - len(fine)} not."
     return FigureSpec("history", "Search history", alt, tuple(traces), layout, 420)
@@ -115,35 +105,38 @@ def pareto(view: StudyView, latency: str = "p95_ttft_s") -> FigureSpec | None:
         line = {"color": FRONT, "width": 2, "dash": "dot"}
         traces.append(lines("front", [x for x, _ in front], [y for _, y in front], line=line, hoverinfo="skip"))
     winner = view.answer.winner_config if view.answer else None
+    won = [trial for trial in fine if winner is not None and trial.config == winner]
+    base = [trial for trial in rows if trial.label == "0"]
     groups = (
-        (
-            "feasible",
-            [t for t in fine if t.label != "0" and t.config != winner],
-            {"color": OTHER, "symbol": "circle", "size": 9},
-        ),
-        ("rejected", out, {"color": _KIND_COLORS[0], "symbol": "x", "size": 9}),
-        ("baseline", [t for t in rows if t.label == "0"], {"color": BASELINE, "symbol": "square", "size": 13}),
-        (
-            "winner",
-            [t for t in fine if winner is not None and t.config == winner],
-            {"color": WINNER, "symbol": "star", "size": 16},
-        ),
+        ("feasible", [trial for trial in fine if trial not in won and trial not in base], marker(OTHER)),
+        ("rejected", out, marker(REJECTED, "x")),
+        ("baseline", base, marker(BASELINE, "square", 12)),
+        ("winner", won, marker(WINNER, "star", 15)),
     )
-    for name, group, marker in groups:
+    for name, group, look in groups:
         if group:
-            places = [at(trial) for trial in group]
-            trace = {
-                "type": "scatter",
-                "mode": "markers",
-                "name": name,
-                "marker": marker,
-                "hovertemplate": "%{text}<extra></extra>",
-            }
-            texts = [_hover(view, trial) for trial in group]
-            traces.append(trace | {"x": [x for x, _ in places], "y": [y for _, y in places], "text": texts})
-    layout = layout_of(_axis_title(latency), _axis_title(rate))
+            traces.append(points(view, name, [(*at(trial), trial) for trial in group], look))
+    layout = layout_of(axis_title(latency), axis_title(rate))
     alt = f"Throughput against {wording.metric_label(latency)} of {len(rows)} engine starts; better is up and to the left."
     return FigureSpec("pareto", "Throughput against latency", alt, tuple(traces), layout, 420)
+
+
+def confirmation(view: StudyView) -> FigureSpec | None:
+    """Every start of the confirmation by arm: what the interval of the gain rests on."""
+    rows = [trial for trial in view.trials if trial.stage is Stage.CONFIRMATION and trial.arm and view.value(trial) is not None]
+    if len(rows) < 2:
+        return None
+    traces = []
+    for arm, color in ((Arm.BASELINE, BASELINE), (Arm.FINALIST, OTHER), (Arm.LITE, WINNER)):
+        group = [trial for trial in rows if trial.arm is arm]
+        if group:
+            places = [(wording.shown(view.metric, view.value(trial) or 0.0), str(arm), trial) for trial in group]
+            traces.append(points(view, str(arm), places, marker(color, "circle-open", 11)))
+    arms = {"type": "category", "autorange": "reversed"}
+    layout = layout_of(axis_title(view.metric), "", yaxis=arms) | {"showlegend": False}
+    starts = max(sum(trial.arm is arm for trial in rows) for arm in Arm)
+    alt = f"{len(rows)} fresh engine starts, {starts} of each arm. Only these decide whether the gain is real."
+    return FigureSpec("confirmation", "Confirmation", alt, tuple(traces), layout, 240)
 
 
 def importance_bars(importance: Mapping[str, float]) -> FigureSpec | None:
@@ -182,32 +175,17 @@ def _slice(view: StudyView, name: str) -> FigureSpec | None:
     order = [_DEFAULT] if _DEFAULT in values else []
     order += [str(value) for value in sorted(numbers)] + sorted({str(v) for v in values if v != _DEFAULT and v not in numbers})
     traces = []
-    groups = (
-        ("feasible", True, {"color": WINNER, "size": 9}),
-        ("rejected", False, {"color": _KIND_COLORS[0], "symbol": "x", "size": 9}),
-    )
-    for group, wanted, marker in groups:
+    for group, wanted, look in (("feasible", True, marker(WINNER)), ("rejected", False, marker(REJECTED, "x"))):
         chosen = [(value, trial) for value, trial in zip(values, rows, strict=True) if view.feasible(trial) is wanted]
         if chosen:
-            trace = {
-                "type": "scatter",
-                "mode": "markers",
-                "name": group,
-                "marker": marker,
-                "hovertemplate": "%{text}<extra></extra>",
-            }
-            y = [wording.shown(view.metric, view.value(trial) or 0.0) for _, trial in chosen]
-            texts = [_hover(view, trial) for _, trial in chosen]
-            traces.append(trace | {"x": [str(value) for value, _ in chosen], "y": y, "text": texts})
+            heights = [(str(value), wording.shown(view.metric, view.value(trial) or 0.0), trial) for value, trial in chosen]
+            traces.append(points(view, group, heights, look))
     ticks = {"tickvals": order, "ticktext": [wording.one_line(label, 18) for label in order]}
     layout = layout_of(
-        "", _axis_title(view.metric), xaxis={"type": "category", "categoryorder": "array", "categoryarray": order, **ticks}
+        "", axis_title(view.metric), xaxis={"type": "category", "categoryorder": "array", "categoryarray": order, **ticks}
     )
     alt = f"{wording.metric_label(view.metric)} over {name} for {len(rows)} engine starts."
     return FigureSpec(f"slice-{_html_id(name)}", name, alt, tuple(traces), layout, 300, half=True)
-
-
-_DEFAULT = "default"
 
 
 def _slice_value(value: Any) -> int | float | str:
@@ -257,64 +235,8 @@ def timeline(view: StudyView) -> FigureSpec | None:
     return FigureSpec("timeline", "Where the time went", f"By phase: {totals}.", tuple(traces), layout, 130 + 19 * len(rows))
 
 
-def lines(name: str, x: Sequence[float], y: Sequence[float], **more: Any) -> dict[str, Any]:
-    return {"type": "scatter", "mode": "lines", "name": name, "x": [*x], "y": [*y], **more}
-
-
-def _points(
-    view: StudyView, name: str, rows: Sequence[tuple[int, TrialRecord]], marker: dict[str, Any], floor: float
-) -> dict[str, Any]:
-    values = [view.value(trial) for _, trial in rows]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "marker": marker,
-        "x": [place for place, _ in rows],
-        "y": [floor if value is None else wording.shown(view.metric, value) for value in values],
-        "text": [_hover(view, trial) for _, trial in rows],
-        "hovertemplate": "%{text}<extra></extra>",
-    }
-
-
-def _kind_marker(number: int) -> dict[str, Any]:
-    return {
-        "color": _KIND_COLORS[number % len(_KIND_COLORS)],
-        "symbol": _KIND_SYMBOLS[number % len(_KIND_SYMBOLS)],
-        "size": 10,
-        "line": {"width": 2, "color": _KIND_COLORS[number % len(_KIND_COLORS)]},
-    }
-
-
-def _hover(view: StudyView, trial: TrialRecord) -> str:
-    """Plotly reads a little HTML in hover texts: what comes from engines is escaped."""
-    lines = [f"trial {trial.label}: {wording.metric_text(view.metric, view.value(trial))}"]
-    if (found := view.why_not(trial)) is not None:
-        lines.append(f"{wording.kind_text(found[0])}: {wording.one_line(found[1], _HOVER_WIDTH)}")
-    words = wording.config_text(trial.config).split(" ") if trial.config else [wording.config_text({})]
-    lines += [wording.one_line(word, _HOVER_WIDTH) for word in words]
-    return "<br>".join(line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") for line in lines)
-
-
 def _dominates(one: tuple[float, float], other: tuple[float, float]) -> bool:
     return one != other and one[0] <= other[0] and one[1] >= other[1]
-
-
-def _axis_title(metric: str) -> str:
-    unit = wording.metric_unit(metric)
-    return f"{wording.metric_label(metric)}, {unit}" if unit else wording.metric_label(metric)
-
-
-def layout_of(x: str, y: str, *, xaxis: dict[str, Any] | None = None, yaxis: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {
-        "xaxis": {"title": {"text": x}, "automargin": True, "fixedrange": True, "zeroline": False, **(xaxis or {})},
-        "yaxis": {"title": {"text": y}, "automargin": True, "fixedrange": True, "zeroline": False, **(yaxis or {})},
-        "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.02, "xanchor": "left", "x": 0},
-        "margin": {"l": 56, "r": 12, "t": 12, "b": 48},
-        "hovermode": "closest",
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-    }
 
 
 def _moment(text: str) -> float | None:

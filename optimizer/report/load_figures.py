@@ -7,7 +7,7 @@ from typing import Any
 
 from vopt.objectives.records import RequestRecord
 from vopt.optimizer.history import TrialRecord
-from vopt.optimizer.report.figures import BASELINE, WINNER, FigureSpec, layout_of, lines
+from vopt.optimizer.report.chart import BASELINE, WINNER, FigureSpec, layout_of, lines
 from vopt.optimizer.report.view import StudyView
 
 Records = Mapping[str, Sequence[RequestRecord]]
@@ -48,7 +48,9 @@ def _ecdf_figure(view: StudyView, records: Records, name: str, title: str) -> Fi
     if not traces:
         return None
     layout = layout_of("ms", "requests, %", yaxis={"range": [0, 101], "fixedrange": True})
-    return FigureSpec(f"ecdf-{name.removesuffix('_s')}", title, "; ".join(said) + ".", tuple(traces), layout, 320, half=True)
+    return FigureSpec(
+        f"ecdf-{name.removesuffix('_s')}", title, "; ".join(said) + ".", tuple(traces), layout, 320, half=name != "e2e_s"
+    )
 
 
 def ecdf(ordered: Sequence[float]) -> tuple[list[float], list[float]]:

@@ -10,10 +10,11 @@ from typing import Any
 from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
 
+import vopt.optimizer.report.page_sections as sections
 from vopt.optimizer.history import StudyRecord
 from vopt.optimizer.report import html
-from vopt.optimizer.report import page_sections as sections
-from vopt.optimizer.report.figures import FigureSpec, search_figures
+from vopt.optimizer.report.chart import FigureSpec
+from vopt.optimizer.report.figures import search_figures
 from vopt.optimizer.report.load_figures import Records, record_figures, wanted_records
 from vopt.optimizer.report.page_template import SCRIPT, STYLE
 from vopt.optimizer.report.raw import records_of
@@ -21,7 +22,7 @@ from vopt.optimizer.report.view import StudyView
 
 _SECTIONS = (
     ("comparison", "Baseline against winner"),
-    ("history-section", "Search"),
+    ("history-section", "Search and confirmation"),
     ("parameters", "Parameters"),
     ("latency", "Latency and load"),
     ("time", "Time"),
@@ -43,7 +44,7 @@ def render_page(view: StudyView, importance: Mapping[str, float], records: Recor
     figures = {figure.name: figure for figure in (*search_figures(view, importance), *record_figures(view, records))}
     contents = {
         "comparison": sections.comparison(view),
-        "history-section": sections.drawn(figures, "history", "pareto"),
+        "history-section": sections.drawn(figures, "history", "pareto", "confirmation"),
         "parameters": sections.drawn(figures, "importance", *(name for name in figures if name.startswith("slice-"))),
         "latency": sections.drawn(figures, "ecdf-ttft", "ecdf-tpot", "ecdf-e2e", "load-in-flight", "load-tokens"),
         "time": sections.drawn(figures, "timeline"),

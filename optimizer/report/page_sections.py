@@ -9,8 +9,8 @@ from typing import Any
 from vopt.optimizer.history import TrialRecord
 from vopt.optimizer.recommend import Recommendation, Verdict
 from vopt.optimizer.report import html, wording
-from vopt.optimizer.report.figures import FigureSpec
-from vopt.optimizer.report.show import comparison_table, cost_text, finalist_table, override_table, rejected_table
+from vopt.optimizer.report.chart import FigureSpec
+from vopt.optimizer.report.show import comparison_table, cost_text, override_table, rejected_table
 from vopt.optimizer.report.view import StudyView
 
 _TONES = {Verdict.BETTER: "good", Verdict.NO_GAIN: "", Verdict.NOTHING_FEASIBLE: "bad", Verdict.UNCONFIRMED: "warn"}
@@ -71,12 +71,11 @@ def _box(big: str, small: str) -> str:
 
 
 def comparison(view: StudyView) -> str:
-    """Baseline against winner, what each override is worth, what was rejected, the finalists."""
+    """Baseline against winner, what each override is worth, what was rejected."""
     rows, answer = view.compared(), view.answer
     parts = [html.table(comparison_table(rows))] if rows and view.arm(winner=True) else []
     tables = [override_table(view, answer)] if answer and answer.overrides else []
     tables += [rejected_table(view)] if view.rejected_by_kind() else []
-    tables += [finalist_table(view)]
     for table in tables:
         if table.rows:
             parts += [html.element("h3", html.text(table.title)), html.table(table)]

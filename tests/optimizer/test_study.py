@@ -105,7 +105,9 @@ class Mortal:
             raise Killed
 
 
-def run_until_answered(url: str, landscape: Landscape, deaths: Sequence[int], evaluate: Callable[[TrialRequest], TrialRecord]) -> Recommendation:
+def run_until_answered(
+    url: str, landscape: Landscape, deaths: Sequence[int], evaluate: Callable[[TrialRequest], TrialRecord]
+) -> Recommendation:
     name: str | None = None
     for at in (*deaths, 10_000):
         study = create(url, landscape) if name is None else Study.reopen(url, name, landscape.space)
@@ -311,7 +313,9 @@ def test_records_stay_within_what_every_database_holds() -> None:
     from vopt.optimizer.study import MOST_RECORD_BYTES, fitted
 
     landscape = small_landscape()
-    record = landscape.evaluator(0)(TrialRequest("0", __import__("vopt.optimizer.trial", fromlist=["EngineConfig"]).EngineConfig(), Stage.SEARCH))
+    record = landscape.evaluator(0)(
+        TrialRequest("0", __import__("vopt.optimizer.trial", fromlist=["EngineConfig"]).EngineConfig(), Stage.SEARCH)
+    )
     huge = replace(record, token_curve=tuple(float(i) for i in range(20_000)), resolved={str(i): "x" * 100 for i in range(900)})
     import json
 
