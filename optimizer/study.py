@@ -230,6 +230,17 @@ class Study:
         sides = [start["request"] for start in _side_starts(self._study) if start.get("why") == "died"]
         return [_request(data).config for data in (*trials, *sides)]
 
+    def suggest(
+        self,
+        sampler: str,
+        told: Sequence[tuple[Point, float, Mapping[str, float]]],
+        allowed: Callable[[Point], bool],
+        seed: int,
+    ) -> Point | None:
+        """A point from one of Optuna's samplers, asked beside the stored study so that repeats leave no trials."""
+        maximize = self._study.directions[0] is optuna.study.StudyDirection.MAXIMIZE
+        return samplers.suggest(sampler, self._space, told, allowed, maximize=maximize, seed=seed)
+
     def conclude(self, recommendation: Recommendation) -> None:
         """Keep the answer."""
         self._patiently(lambda: self._study.set_user_attr("recommendation", recommendation.to_json()))
