@@ -32,7 +32,8 @@ SCHEMA = stored_arguments("0.32.0")
             "speculative_config": {"method": "ngram", "num_speculative_tokens": 3}
         }),
         ("--kv-transfer-config.list+ a,b --kv-transfer-config.list+=c", {"kv_transfer_config": {"list": ["a", "b", "c"]}}),
-        ("""--kv-transfer-config '{"bytes": 80m, "name": "80m"}'""", {"kv_transfer_config": {"bytes": 80000000, "name": "80m"}}),
+        ("""--kv-transfer-config '{"bytes": 80m, "a": "80m"}'""", {"kv_transfer_config": {"bytes": 80000000, "a": "80m"}}),
+        ("--tokenizer 'a;b|c>d&e' --revision a\\;b", {"tokenizer": "a;b|c>d&e", "revision": "a;b"}),
         ("--moe-backend FlashInfer-Cutlass", {"moe_backend": "flashinfer_cutlass"}),
         ("--no-enable-prefix-caching", {"enable_prefix_caching": False}),
         ("--max-num-seqs 4 --max-num-seqs 8", {"max_num_seqs": 8}),
