@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from vopt.objectives.consistency import contradictions
 from vopt.objectives.intervals import counts_per_part, share_interval
-from vopt.objectives.records import LoadResult, LoadStatus, RequestFailureKind, RequestRecord
+from vopt.objectives.records import CAPPED, LoadResult, LoadStatus, RequestFailureKind, RequestRecord
 from vopt.objectives.whole_run import whole_run_figures
 from vopt.objectives.window_figures import PERCENTILES, add_counters, add_latencies, add_rates, token_events
 
@@ -129,10 +129,14 @@ def compute_metrics(
 ) -> Metrics:
     """The metrics of ``load``'s window.
 
-    Latencies are over requests that succeeded and ended in the window; an open loop (no concurrency) counts TTFT and E2E from
-    the scheduled send. Failures count if they ended after the window opened, those that the window's end turned into
-    ``stalled`` included. Requests that were never sent count as failures only when the engine died. Without a window there
-    are counts and a success rate of the whole load, and no other metric.
+    Closed loop: requests that succeeded and ended in the window; failures count if they ended after it opened, those that
+    its end turned into ``stalled`` included. Open loop (no concurrency): requests that were *due* in the window, which the
+    driver follows to their end; TTFT and E2E count from the scheduled send, and requests, goodput and success rate are of
+    those that were due. (Those that ended in a window are short of the long ones that began in it: with durations of a
+    fifth of the window, their mean E2E was 14 % too low in a simulation, that of those due 3 %.)
+
+    Requests that were never sent count as failures only when the engine died. Without a window there are counts and a
+    success rate of the whole load, and no other metric.
 
     ``slos`` (names of ``SLO_NAMES``, seconds) define goodput; a one-token output meets any TPOT, which it does not have.
     Raises ``ValueError`` for an unknown SLO name. ``seed`` and ``resamples`` belong to the bootstrap.
@@ -192,7 +196,11 @@ def token_curve(load: LoadResult) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """The records of a load that count, by what became of them."""
+    """The records of a load that count, by what became of them.
+
+    A closed loop counts what ended in the window: in flight are always as many, so ends are as good a sample as sends. An
+    open loop counts what was due in it, or the longest requests would be missing from its figures.
+    """
 
     succeeded: list[RequestRecord]
     failed: list[RequestRecord]
@@ -202,23 +210,62 @@ class _Outcome:
 
     @classmethod
     def of(cls, load: LoadResult) -> _Outcome:
-        opened = load.window.opened_s if load.window else float("-inf")
-        closed = load.window.closed_s if load.window else float("inf")
+        counts = _due_in_window(load) if load.concurrency is None else _ended_in_window(load)
         succeeded, failed = [], []
         censored = not_sent = before = 0
         for record in load.records:
-            if record.censored:
+            place = counts(record)
+            if record.failure is not None and record.failure.kind is RequestFailureKind.NOT_SENT:
+                not_sent += 1
+            elif record.failure is not None and place is _Place.BEFORE:
+                before += 1
+            elif place is not _Place.INSIDE:
+                continue
+            elif record.censored:
                 censored += 1
             elif record.failure is None:
-                if opened <= record.ended_s <= closed:
-                    succeeded.append(record)
-            elif record.failure.kind is RequestFailureKind.NOT_SENT:
-                not_sent += 1
-            elif record.ended_s >= opened:
-                failed.append(record)
+                succeeded.append(record)
             else:
-                before += 1
+                failed.append(record)
         return cls(succeeded, failed, censored, not_sent, before)
+
+
+class _Place(Enum):
+    """Where a record lies relative to what the window counts."""
+
+    BEFORE = "before"
+    INSIDE = "inside"
+    BEHIND = "behind"
+
+
+def _ended_in_window(load: LoadResult) -> Callable[[RequestRecord], _Place]:
+    """By the end. What failed or was censored as the window closed, or behind it, still belongs to it."""
+    opened = load.window.opened_s if load.window else float("-inf")
+    closed = load.window.closed_s if load.window else float("inf")
+
+    def place(record: RequestRecord) -> _Place:
+        if record.censored:
+            return _Place.INSIDE
+        if record.ended_s < opened:
+            return _Place.BEFORE
+        return _Place.INSIDE if record.ended_s <= closed or record.failure is not None else _Place.BEHIND
+
+    return place
+
+
+def _due_in_window(load: LoadResult) -> Callable[[RequestRecord], _Place]:
+    """By the scheduled send, in the half-open window. One that was cut short ends with its last send, which is inside."""
+    if load.window is None:
+        return lambda record: _Place.INSIDE
+    opened, closed = load.window.opened_s, load.window.closed_s
+    last = closed if CAPPED in load.flags else float(np.nextafter(closed, -np.inf))
+
+    def place(record: RequestRecord) -> _Place:
+        if record.scheduled_s < opened:
+            return _Place.BEFORE
+        return _Place.INSIDE if record.scheduled_s <= last else _Place.BEHIND
+
+    return place
 
 
 def _within(record: RequestRecord, slos: Mapping[str, float], *, open_loop: bool) -> bool:

@@ -149,6 +149,10 @@ class LoadStatus(StrEnum):
     DEADLINE = "deadline"
 
 
+CAPPED = "capped"
+"""Flag of a load whose window closed with its last request, because sending ended there."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadWindow:
     """The measured part of a load, in seconds since the load began. What came before it was warm-up."""

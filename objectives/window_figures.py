@@ -43,7 +43,8 @@ def add_rates(
     rng: np.random.Generator,
     resamples: int,
 ) -> None:
-    """Rates over the window, with intervals from its blocks of time."""
+    """Rates over the window, with intervals from its blocks of time. Tokens count when they come; requests when they end,
+    in an open loop when they are due."""
     edges = sub_window_edges(window.opened_s, window.closed_s, RATE_BLOCKS)
     closing = (*edges[:-1], np.nextafter(window.closed_s, np.inf))  # a request that ends with the window ended in it
     output, prompt = token_events(load.records)
@@ -51,15 +52,21 @@ def add_rates(
     blocks = {
         "tokens_per_s": out + counts_per_part(*prompt, edges),
         "output_tokens_per_s": out,
-        "requests_per_s": counts_per_part(np.array([record.ended_s for record in succeeded], np.float64), None, closing),
+        "requests_per_s": counts_per_part(_counted_at(succeeded, load), None, closing),
     }
     if good is not None:
-        blocks["goodput_per_s"] = counts_per_part(np.array([record.ended_s for record in good], np.float64), None, closing)
+        blocks["goodput_per_s"] = counts_per_part(_counted_at(good, load), None, closing)
     for name, counts in blocks.items():
         values[name] = float(counts.sum()) / window.length_s
         interval = rate_interval(counts, window.length_s / RATE_BLOCKS, rng, resamples)
         if interval is not None:
             intervals[name] = interval
+
+
+def _counted_at(records: Sequence[RequestRecord], load: LoadResult) -> Array:
+    """When each request counts, shape (n,), seconds."""
+    open_loop = load.concurrency is None
+    return np.array([record.scheduled_s if open_loop else record.ended_s for record in records], np.float64)
 
 
 def add_latencies(

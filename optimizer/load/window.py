@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from vopt.objectives.records import CounterSample, LoadStatus, LoadWindow, RequestRecord
+from vopt.objectives.records import CAPPED, CounterSample, LoadStatus, LoadWindow, RequestRecord
 from vopt.objectives.steadiness import halves_agree, kv_levelled, overloaded
 from vopt.optimizer.load.ledger import Ledger
 from vopt.optimizer.load.plan import Arrivals, LoadPlan
@@ -103,7 +103,7 @@ class WindowWatch:
         if few:
             self.flags.append("few_requests")
         if capped:
-            self.flags.append("capped")
+            self.flags.append(CAPPED)
 
     def _judge(self, records: Sequence[RequestRecord], window: LoadWindow) -> tuple[bool, str]:
         if window.length_s <= 0:
@@ -119,7 +119,8 @@ class WindowWatch:
         """How a settled load ended, in words. Without a window the whole run stands in for it, marked unsteady."""
         if self._closed is not None:
             return self._status, self._detail
-        first = min((record.sent_s for record in ledger.records), default=0.0)
+        began = (record.sent_s if self._closed_loop else record.scheduled_s for record in ledger.records)
+        first = min(began, default=0.0)
         last = max((record.ended_s for record in ledger.records), default=first)
         self._closed = LoadWindow(first, last)
         self.flags.append("no_steady_window")
