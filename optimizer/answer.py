@@ -172,7 +172,11 @@ def _no_gain(
 
 def _nothing_feasible(progress: Progress, reason: str) -> Recommendation:
     """The least violating configuration, which limit failed by how much, and the lowest value seen."""
-    measured = [judged for judged in progress.charged if judged.record.metrics is not None and judged.record.failure is None]
+    measured = [
+        judged
+        for judged in progress.charged
+        if judged.record.metrics is not None and judged.record.failure is None and judged.record.stage is not Stage.SOAK
+    ]
     notes = []
     if measured:
         least = min(measured, key=lambda judged: sum(max(0.0, value) for value in judged.violations.values()))
@@ -297,12 +301,8 @@ def _counts(progress: Progress) -> dict[str, int]:
 
 
 def _soak_failure(soak: Judged) -> str:
-    record = soak.record
-    if record.failure is not None:
-        return soak.reason
-    if record.status not in (LoadStatus.COMPLETE, LoadStatus.UNSTEADY):
-        return f"the load ended as {record.status}"
-    return soak.reason if soak.kind == "limit:success_rate" else ""
+    """Why a soak refuses its configuration: a dead or hung engine, or too many failed requests; empty when it does not."""
+    return soak.reason if soak.kind else ""
 
 
 def _soak_text(progress: Progress, soak: Judged | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vopt.objectives.goals import Goal
 from vopt.objectives.metrics import Direction, Metrics
@@ -63,6 +63,8 @@ def merit_of(value: float | None, direction: Direction) -> float | None:
 def judge(record: TrialRecord, goal: Goal, baseline: Metrics | None, early_bound: float | None = None) -> Judged:
     """Judge one start. ``baseline`` are the metrics that relative limits refer to (``None``: this is the baseline);
     ``early_bound`` is the optimistic value of a start that was ended early, in the goal's unit."""
+    if record.stage is Stage.SOAK:
+        return _soaked(record, goal)
     if record.failure is not None or record.metrics is None:
         return _failed(record, goal, baseline)
     scored = score(record.metrics, goal, baseline, status=record.status)
@@ -81,6 +83,31 @@ def judge(record: TrialRecord, goal: Goal, baseline: Metrics | None, early_bound
         violations[STATUS_KEY] = 1.0
         kind, reason = f"limit:{STATUS_KEY}", f"{goal.metric} = {value!r} cannot be compared"
     return Judged(record, value, merit, violations, kind, reason)
+
+
+SOAK_ENDINGS = (LoadStatus.ENGINE_DIED, LoadStatus.REPEATED_ERRORS)
+"""Ends of a soak's load that refuse its configuration: the engine answers no more, or with nothing but errors."""
+
+
+def _soaked(record: TrialRecord, goal: Goal) -> Judged:
+    """A soak is judged by whether the engine lives and answers, and by nothing else.
+
+    Its requests are the workload's longest: its figures compare with no other start's, so it has no value, and limits on
+    latency or relative to the baseline say nothing of it. Nor does an overload or a deadline: that is the requests' doing.
+    """
+    violations = dict.fromkeys(violation_keys(goal), 0.0)
+    if record.failure is not None or record.metrics is None:
+        return replace(_failed(record, goal, None), violations={**violations, STATUS_KEY: 1.0})
+    status = record.status if record.status in SOAK_ENDINGS else None
+    told = record.metrics.get("success_rate") is not None
+    limits = tuple(limit for limit in goal.limits if told and limit.metric == "success_rate" and not limit.relative_to_baseline)
+    scored = score(record.metrics, replace(goal, metric="success_rate", limits=limits), None, status=status)
+    violations |= {limit.text: scored.violations[limit.text] for limit in limits}
+    if status is not None:
+        return Judged(record, None, None, {**violations, STATUS_KEY: 1.0}, str(status), "; ".join(scored.reasons))
+    broken = any(violation > 0 for violation in violations.values())
+    kind, reason = ("limit:success_rate", "; ".join(scored.reasons)) if broken else ("", "")
+    return Judged(record, None, None, violations, kind, reason)
 
 
 def _failed(record: TrialRecord, goal: Goal, baseline: Metrics | None) -> Judged:

@@ -129,6 +129,7 @@ class _Loop:
             judged.record.metrics
             for judged in self.history
             if judged.record.config == progress.baseline_config
+            and judged.record.stage is not Stage.SOAK
             and judged.record.served == record.served
             and judged.record.metrics is not None
             and judged.record.failure is None

@@ -110,7 +110,8 @@ def stepped_tokens(rates: Sequence[float]) -> list[RequestRecord]:
     """One request whose chunks bring tokens at these rates in successive tenths of a window of 100 s."""
     tokens = tuple(round(1000 * rate) for rate in rates)
     times = tuple(10.0 * part + 5 for part in range(len(rates)))
-    return [record(0, prompt_tokens=0, output_tokens=sum(tokens), chunk_times_s=times, chunk_tokens=tokens, ended_s=99.0)]
+    made = record(0, prompt_tokens=0)
+    return [replace(made, output_tokens=sum(tokens), chunk_times_s=times, chunk_tokens=tokens, ended_s=99.0)]
 
 
 @pytest.mark.parametrize("tenth", range(1, 10))
