@@ -100,13 +100,21 @@ class Evaluator:
         return session.load(source, self.measurement.plan, self._on_tick(request)), ()
 
     def _soak(self, request: TrialRequest, session: Session) -> LoadResult:
+        """The longest requests for ``soak_s``. No bound that was taken from the measured load applies: requests that are
+        so many times heavier wait and last longer (they do not stall for it), and at the frozen rate they would be an
+        overload, so an open loop sends as many tokens per second as the measurement did."""
         assert self.measurement is not None, "a soak follows the baseline"
+        plan = self.measurement.plan
+        heavier = max(1.0, self.bench.soak_source.mean_tokens / self.bench.source.mean_tokens)
         plan = replace(
-            self.measurement.plan,
+            plan,
             window_s=self.bench.soak_s,
+            rate=None if plan.rate is None else plan.rate / heavier,
             max_doublings=0,
             min_requests=0,
-            deadline_s=self.bench.soak_s + self.measurement.plan.deadline_s,
+            stall_after_s=None,
+            idle_timeout_s=plan.idle_timeout_s * heavier,
+            deadline_s=self.bench.soak_s + plan.deadline_s,
         )
         return session.load(self.bench.soak_source, plan, self._on_tick(request))
 
@@ -180,7 +188,6 @@ class Evaluator:
             window_s=window_s,
             max_requests=asked.max_requests,
             deadline_s=asked.deadline_s,
-            min_success=asked.min_success,
             seed=asked.seed,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from vopt.objectives.records import RequestRecord
@@ -33,7 +33,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The frozen plan. ``observed_output_tokens`` are the natural ends that the baseline saw, by request;
+    """The frozen plan. ``observed_output_tokens`` are the output lengths that the baseline saw, by request;
     ``expected_requests`` how many requests its load brought to an end."""
 
     plan: LoadPlan
@@ -45,10 +45,17 @@ class Measurement:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], observed: Mapping[int, int]) -> Measurement:
-        plan = {name: value for name, value in data.items() if name != "expected_requests"}
+        known = {part.name for part in fields(LoadPlan)}  # a study of an earlier version may hold more
+        plan = {name: value for name, value in data.items() if name in known}
         return cls(LoadPlan(**{**plan, "arrivals": Arrivals(data["arrivals"])}), observed, data.get("expected_requests"))
 
 
 def natural_ends(records: Iterable[RequestRecord]) -> dict[int, int]:
-    """Output lengths of the requests that ended by themselves, by index."""
-    return {record.index: record.output_tokens for record in records if record.succeeded and record.finish_reason == "stop"}
+    """Output lengths of the requests that came to their end, by index; none when all of them were as long as was asked.
+
+    Those that reached their limit count too: that was their end. What was in flight or failed has none.
+    """
+    ended = [record for record in records if record.succeeded and record.output_tokens > 0]
+    if not any(record.finish_reason == "stop" for record in ended):
+        return {}
+    return {record.index: record.output_tokens for record in ended}

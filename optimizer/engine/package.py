@@ -36,6 +36,7 @@ MODULES = (
     "optimizer/load/drive.py",
     "optimizer/load/health.py",
     "optimizer/load/ledger.py",
+    "optimizer/load/lengths.py",
     "optimizer/load/plan.py",
     "optimizer/load/source.py",
     "optimizer/load/window.py",

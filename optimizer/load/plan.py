@@ -67,7 +67,6 @@ class LoadPlan:
     deadline_s: float = 1800.0
     tick_s: float = 1.0
     repeated_errors: int = 20
-    min_success: float = 0.99
     seed: int = 0
     total_timeout_s: float | None = None
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
+from vopt.optimizer.load.lengths import BLOCK
 from vopt.optimizer.load.plan import Request
 
 HEADER_DIGITS = 8
@@ -39,8 +40,11 @@ class RequestSource:
     ``samplings`` (cycled like ``lengths``) add to ``sampling``. ``texts`` (likewise) are the prompts as text, for a chat
     endpoint; ``systems`` the system message before each.
 
-    ``observed_output_tokens`` are natural ends that the baseline saw, by request index; those requests are replayed at that
-    length with ``ignore_eos``, so that every trial does the same work. Structured outputs end where their grammar does.
+    ``with_observed`` replays the output lengths that the baseline saw, with ``ignore_eos``, so that every trial does the
+    same work; structured outputs end where their grammar does. ``observed_output_tokens`` are those of whole blocks, by
+    request index. All other requests, which the baseline never sent or saw no end of, follow ``observed_ends``: by rank in
+    the block (see ``_rank``), pairs of (observed, sampled) output tokens, cycled from block to block. At their sampled
+    length they would be longer than the observed ones, and a faster engine, which gets further, would do more work.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -52,6 +56,7 @@ class RequestSource:
     scheduled_s: tuple[float, ...] = ()
     sessions: tuple[str, ...] = ()
     observed_output_tokens: Mapping[int, int] = field(default_factory=dict)
+    observed_ends: tuple[tuple[tuple[int, int], ...], ...] = ()
     first_number: int = 0
     header_at: tuple[int, ...] = ()
     turns: tuple[int, ...] = ()
@@ -64,7 +69,7 @@ class RequestSource:
         """Request ``index``; equal arguments give equal requests."""
         entry = index % len(self.lengths)
         prompt_tokens, output_tokens = self.lengths[entry]
-        observed = self.observed_output_tokens.get(index)
+        observed = self._observed(index, output_tokens)
         visit, turn = self.place(index)
         sampling = {**self.sampling, **self.samplings[entry % len(self.samplings)]} if self.samplings else self.sampling
         prompt = self._prompt(visit, prompt_tokens)
@@ -129,9 +134,53 @@ class RequestSource:
         user = {"role": "user", "content": text}
         return ({"role": "system", "content": system}, user) if system else (user,)
 
+    @property
+    def mean_tokens(self) -> float:
+        """Mean tokens of a request, prompt and sampled output."""
+        return sum(prompt + output for prompt, output in self.lengths) / len(self.lengths)
+
     def with_observed(self, observed: Mapping[int, int]) -> RequestSource:
-        """The same requests, replayed at the output lengths that the baseline saw."""
-        return replace(self, observed_output_tokens=dict(observed), ignore_eos=True)
+        """The same requests, replayed at the output lengths that the baseline saw (by index, whatever it saw the end of).
+
+        Blocks that it saw all of are the model of all others: partly seen ones would show their short requests only. Where
+        it saw no whole block, each rank has the lengths that were seen of it anywhere, or stays as sampled.
+        """
+        seen: dict[int, list[int]] = {}
+        for index in sorted(observed):
+            seen.setdefault(index // BLOCK, []).append(index)
+        whole = {block: indices for block, indices in seen.items() if len(indices) == BLOCK}
+        ends: list[list[tuple[int, int]]] = [[] for _ in range(BLOCK)]
+        for indices in (whole or seen).values():
+            for index in indices:
+                ends[self._rank(index)].append((observed[index], self.lengths[index % len(self.lengths)][1]))
+        return replace(
+            self,
+            observed_output_tokens={index: observed[index] for indices in whole.values() for index in indices},
+            observed_ends=tuple(map(tuple, ends)) if observed else (),
+            ignore_eos=True,
+        )
+
+    def _observed(self, index: int, sampled: int) -> int | None:
+        """The length that request ``index`` is replayed at; ``None`` where nothing like it was seen."""
+        own = self.observed_output_tokens.get(index)
+        if own is not None or not self.observed_ends:
+            return own
+        ends = self.observed_ends[self._rank(index)]
+        if not ends:
+            return None
+        tokens, of = ends[index // BLOCK % len(ends)]
+        return max(1, round(sampled * tokens / of))  # generated blocks hold equal lengths: then it is ``tokens`` itself
+
+    def _rank(self, index: int) -> int:
+        """Place of a request in its block of 64 by sampled length: requests of equal rank are alike from block to block."""
+        first = index - index % BLOCK
+
+        def size(other: int) -> tuple[int, int, int]:
+            prompt, output = self.lengths[other % len(self.lengths)]
+            return output, prompt, other
+
+        mine = size(index)
+        return sum(size(other) < mine for other in range(first, first + BLOCK))
 
     def to_json(self) -> dict[str, Any]:
         data = {part.name: getattr(self, part.name) for part in fields(self)}
@@ -145,6 +194,7 @@ class RequestSource:
         }
         for nested in ("lengths", "bodies", "shared_prefixes"):
             values[nested] = tuple(tuple(entry) for entry in data.get(nested, ()))
+        values["observed_ends"] = tuple(tuple((a, b) for a, b in ends) for ends in data.get("observed_ends", ()))
         values["observed_output_tokens"] = {int(k): tokens for k, tokens in data.get("observed_output_tokens", {}).items()}
         return cls(**values)
 

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from vopt.optimizer.events import Event, LoadTicked, Note, PhaseBegan, StageBegan, TrialBegan, TrialEnded
-from vopt.optimizer.history import TrialRecord
+from vopt.optimizer.history import Stage, TrialRecord
+from vopt.optimizer.judge import SOAK_ENDINGS
 from vopt.optimizer.load.plan import Tick
 from vopt.optimizer.report import wording
 from vopt.optimizer.report.blocks import Column, Table, TableMaker, Tone
 from vopt.optimizer.report.redaction import clean_text
+from vopt.optimizer.trial import Phase
 
 GIB = 2**30
 LAST_FAILURES = 3
@@ -197,7 +199,9 @@ class Progress:
                 return self.ended_line(event)
 
     def ended_line(self, event: TrialEnded) -> str:
-        """``trial 1: 22,610 tokens/s, +5.8 %, the best so far``."""
+        """``trial 1: 22,610 tokens/s, +5.8 %, the best so far``; a soak has no figure that compares with the others."""
+        if event.record.stage is Stage.SOAK:
+            return self._safe(soak_text(event.record, event.reason))
         said = [f"trial {event.record.label}: {wording.metric_text(self.metric, event.value)}"]
         if event.value is not None and event.baseline and event.record.label != "0":
             said.append(wording.change_text(event.value / event.baseline))
@@ -219,15 +223,17 @@ class Progress:
         )
         table = TableMaker("Engine starts" + (" (simulated)" if self.simulated else ""), columns)
         for row in self.ended:
-            ratio = row.value / self.baseline if row.value is not None and self.baseline else None
+            soak = row.record.stage is Stage.SOAK
+            value = None if soak else row.value
+            ratio = value / self.baseline if value is not None and self.baseline else None
             success = row.record.metrics.get("success_rate") if row.record.metrics else None
             best = row.record.label == self.best_label
             table.add(
                 row.record.label,
-                wording.metric_text(self.metric, row.value),
+                wording.metric_text(self.metric, value),
                 wording.change_text(ratio) if ratio is not None else wording.NONE,
                 wording.metric_text("success_rate", success),
-                "best" if best else result_text(row.record, row.reason),
+                "best" if best else "no crash" if soak and not row.reason else result_text(row.record, row.reason),
                 self._safe(wording.config_text(row.record.config)),
                 tone=Tone.BAD if row.reason else Tone.GOOD if best else Tone.PLAIN,
             )
@@ -241,6 +247,19 @@ def result_text(record: TrialRecord, reason: str) -> str:
     if not reason:
         return "ok"
     return "over a limit" if record.status is None or record.status == "complete" else wording.kind_text(record.status)
+
+
+def soak_text(record: TrialRecord, reason: str) -> str:
+    """``soak: no crash in 10:00, 1,204 requests, 0 failed``; without a crash but with a reason, that too."""
+    if record.failure is not None:
+        return f"{record.label}: cannot win: {failure_text(record, reason)}"
+    died = record.status in SOAK_ENDINGS
+    load_s = record.phase_s.get(Phase.LOAD)
+    said = [f"{record.label}: no crash" + (f" in {wording.clock(load_s)}" if load_s else "")] if not died else [record.label]
+    if record.metrics is not None:
+        ended = record.metrics.succeeded + record.metrics.failed
+        said += [wording.plural(ended, "request"), f"{record.metrics.failed:,} failed"]
+    return ", ".join([*said, *([f"cannot win: {reason}"] if reason else [])])
 
 
 def failure_text(record: TrialRecord, reason: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord
+from vopt.optimizer.judge import SOAK_ENDINGS
 from vopt.optimizer.recommend import Gain, Recommendation, Rejected, Verdict
 from vopt.optimizer.report import wording
 from vopt.optimizer.report.redaction import scrub
@@ -158,6 +159,8 @@ class StudyView:
                     return row.kind, row.reason
         if trial.failure:
             return str(trial.failure.kind), trial.failure.detail
+        if trial.stage is Stage.SOAK and trial.status not in SOAK_ENDINGS:
+            return None
         if trial.status in _STATUS_REASONS:
             return str(trial.status), _STATUS_REASONS[trial.status]
         return None
