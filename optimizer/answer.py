@@ -47,7 +47,7 @@ def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
     baseline_refused = refusal(progress, seen.baseline, seen.baseline)
     soak = next(iter(of_stage(progress.charged, Stage.SOAK)), None)
     arm = chosen_arm(progress, seen)
-    soak_failed = soak is not None and soak.record.config == arm.config and _soak_failure(soak)
+    soak_failed = _refused_by_soak(progress, seen, arm, soak)
     if better(progress, seen) and not soak_failed:
         return _winner(progress, seen, arm, soak, baseline_refused)
     if baseline_refused:
@@ -60,7 +60,9 @@ def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
         reason = f"the best configuration cannot be recommended: {refused}"
     else:
         reason = f"no measurable gain: {_gain_text(gain)}"
-    extra = [_rejected(seen.finalist.config, "confirmation", reason)] if refused or soak_failed else []
+    extra = [_rejected(seen.finalist.config, "confirmation", reason)] if refused and not soak_failed else []
+    if soak is not None and soak_failed and not soak.kind:
+        extra = [Rejected(soak.record.label, soak.record.config, "limit:success_rate", reason)]
     return _no_gain(progress, reason, gain, seen.baseline.metrics.values if seen.baseline.metrics else {}, extra)
 
 
@@ -115,8 +117,7 @@ def _unconfirmed(progress: Progress) -> Recommendation:
     starts = progress.starts_of(winner, Stage.SEARCH, Stage.SCREENING)
     soak = next(iter(of_stage(progress.charged, Stage.SOAK)), None)
     if soak is not None and (failed := _soak_failure(soak)):
-        reason = f"the best configuration failed in its soak: {failed}"
-        return _no_gain(progress, reason, None, base_metrics, [_rejected(winner, "confirmation", reason)])
+        return _no_gain(progress, f"the best configuration failed in its soak: {failed}", None, base_metrics, [])
     merits = [start.merit for start in starts if start.merit is not None]
     gain = None
     if baseline.feasible and baseline.merit is not None:
@@ -298,6 +299,14 @@ def _counts(progress: Progress) -> dict[str, int]:
         "failed": sum(judged.record.failure is not None for judged in progress.history),
         "stopped_early": sum(judged.record.status is LoadStatus.STOPPED_EARLY for judged in progress.history),
     }
+
+
+def _refused_by_soak(progress: Progress, seen: Confirmation, arm: ArmResult, soak: Judged | None) -> str:
+    """Why the soaked configuration may not be recommended after its soak; no other arm takes its place without one."""
+    if soak is None or soak.kind or soak.record.config == arm.config:
+        return _soak_failure(soak) if soak is not None else ""
+    soaked = next((one for one in (seen.lite, seen.finalist) if one is not None and one.config == soak.record.config), None)
+    return refusal(progress, soaked, seen.baseline) if soaked is not None else ""  # its failures, pooled over both stages
 
 
 def _soak_failure(soak: Judged) -> str:

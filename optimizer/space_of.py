@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from vopt.optimizer.check import objection_of, render_check
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.engine.arguments import VllmJudge
 from vopt.optimizer.engine.roofline import estimate
+from vopt.optimizer.engine.simulated import MODELLED
 from vopt.optimizer.environment import find_model
 from vopt.optimizer.errors import SearchSpaceError, UsageError, VoptError
 from vopt.optimizer.load.workload import Workload
@@ -28,10 +29,11 @@ from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.arguments import Arguments
 from vopt.search_spaces.build import Subject as SpaceSubject
 from vopt.search_spaces.build import build_space
-from vopt.search_spaces.choices import parse_choices
+from vopt.search_spaces.choices import Choices, parse_choices
 from vopt.search_spaces.defaults import Gpu
 from vopt.search_spaces.evidence import WorkloadFacts
 from vopt.search_spaces.model import ShapeError, known_model, shape_from_config
+from vopt.search_spaces.parameter import Inactive
 from vopt.search_spaces.parse import SpaceFile, SpaceFileError, bare_mode_config, parse_space
 from vopt.search_spaces.retired import valueless_flags
 from vopt.search_spaces.space import SearchSpace
@@ -51,8 +53,26 @@ class SpaceAnswer:
     exit_code: int = 0
 
 
+NOT_MODELLED = "the simulation does not model it"
+
+
 def find_space(options: SpaceOptions, subject: Subject, workload: Workload, goal: str, concurrency: int | None) -> SearchSpace:
-    """The space of one study. Raises ``SearchSpaceError`` for files and choices that cannot be meant."""
+    """The space of one study. Raises ``SearchSpaceError`` for files and choices that cannot be meant, ``UsageError`` for
+    ``--vary`` of what a simulation does not model."""
+    user = user_space(options.space)
+
+    def made(choices: Choices) -> SearchSpace:
+        return build_space(
+            space_subject(subject),
+            goal=goal,
+            mode=options.mode,
+            workload=workload_facts(workload, subject, concurrency, options.acceptance_length),
+            choices=choices,
+            user=user,
+            baseline=subject.baseline.to_json(),
+            rank=ranking(subject, workload, concurrency),
+        )
+
     try:
         choices = parse_choices(
             subject.schema,
@@ -62,18 +82,32 @@ def find_space(options: SpaceOptions, subject: Subject, workload: Workload, goal
             allow_contract=options.allow_contract,
             settings=[f"{name}={json.dumps(value)}" for name, value in subject.fixed.items()],
         )
-        return build_space(
-            space_subject(subject),
-            goal=goal,
-            mode=options.mode,
-            workload=workload_facts(workload, subject, concurrency, options.acceptance_length),
-            choices=choices,
-            user=user_space(options.space),
-            baseline=subject.baseline.to_json(),
-            rank=ranking(subject, workload, concurrency),
-        )
+        return modelled_space(made, choices) if subject.machine.simulated else made(choices)
     except SpaceFileError as error:
         raise SearchSpaceError(error.file, error.key, error.value, error.rule) from None
+
+
+def modelled_space(made: Callable[[Choices], SearchSpace], choices: Choices) -> SearchSpace:
+    """The space that ``choices`` make, without what the simulation does not model: its values would differ by noise alone,
+    and the answer would name one of them."""
+    asked = sorted(name for name in choices.vary if not _modelled(name))
+    if asked:
+        raise UsageError(
+            f"--vary {asked[0]}: {NOT_MODELLED}, so its values would differ by noise alone",
+            hint=f"leave --vary {asked[0]} out, or search on the GPU itself, without --simulate",
+        )
+    whole = made(choices)
+    dropped = {part.name for part in (*whole.parameters, *whole.dormant) if not _modelled(part.name)}
+    if not dropped:
+        return whole
+    space = made(replace(choices, keep=choices.keep | dropped))
+    told = tuple(Inactive(part.name, NOT_MODELLED) if part.name in dropped else part for part in space.inactive)
+    return replace(space, inactive=told)
+
+
+def _modelled(name: str) -> bool:
+    """Whether a parameter of a space moves a simulated engine."""
+    return ("speculative_config" if name == "speculation" else name) in MODELLED
 
 
 def space_subject(subject: Subject) -> SpaceSubject:

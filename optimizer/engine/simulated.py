@@ -32,7 +32,40 @@ from vopt.search_spaces.defaults import LATEST_VERSION, Resolved, capture_sizes
 from vopt.search_spaces.memory import MemoryPlan, memory_plan
 from vopt.search_spaces.shape import ModelShape
 
-__all__ = ["Noise", "SimulatedCaches", "SimulatedSession"]
+__all__ = ["MODELLED", "Noise", "SimulatedCaches", "SimulatedSession"]
+
+MODELLED = frozenset(
+    {
+        "async_scheduling",
+        "block_size",
+        "data_parallel_size",
+        "enable_chunked_prefill",
+        "enable_prefix_caching",
+        "enforce_eager",
+        "gpu_memory_utilization",
+        "kv_cache_dtype",
+        "kv_cache_memory_bytes",
+        "language_model_only",
+        "long_prefill_token_threshold",
+        "mamba_ssm_cache_dtype",
+        "max_cudagraph_capture_size",
+        "max_model_len",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "num_gpu_blocks_override",
+        "performance_mode",
+        "pipeline_parallel_size",
+        "speculative_config",
+        "stream_interval",
+        "tensor_parallel_size",
+    }
+)
+"""``EngineArgs`` names whose values make a simulated engine faster, slower, larger or smaller.
+
+All others are accepted and change nothing but, some of them, how long a start takes: their values would differ by noise
+alone. Of ``optimization_level`` and ``cudagraph_mode`` only "no graphs at all" shows, of ``cudagraph_capture_sizes`` only
+the largest, of ``cpu_offload_gb`` only the memory: too little to search them by.
+"""
 
 WARM_KV_GAIN = 0.0028
 """A dense model's KV cache is that much larger once its caches are warm (814 368 -> 816 640 tokens, measured)."""

@@ -80,7 +80,8 @@ class Progress:
         self.ended_in_stage += 1
         self.trial = self.phase = self.tick = None
         if event.best is not None and event.best != self.best:
-            self.best, self.best_label = event.best, event.record.label
+            # After a resume the best may be a start that this listener never heard of.
+            self.best, self.best_label = event.best, event.record.label if event.value == event.best else ""
         if event.baseline is not None:
             self.baseline = event.baseline
         if event.reason:
@@ -159,7 +160,7 @@ class Progress:
         if self.best is None:
             baseline = f" (baseline {wording.metric_text(self.metric, self.baseline)})" if self.baseline is not None else ""
             return f"none yet{baseline}"
-        text = f"{wording.metric_text(self.metric, self.best)} (trial {self.best_label})"
+        text = wording.metric_text(self.metric, self.best) + (f" (trial {self.best_label})" if self.best_label else "")
         if self.baseline:
             against = wording.metric_text(self.metric, self.baseline)
             text += f", {wording.change_text(self.best / self.baseline)} against the baseline's {against}"
