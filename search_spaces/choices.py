@@ -123,7 +123,7 @@ def _vary(text: str, arguments: Arguments) -> tuple[str, tuple[Any, ...] | None]
                 expand(str(value))
             except SpeculationError as error:
                 raise SpaceFileError("--vary", name, value, str(error)) from error
-        elif not declared and (reason := arguments.unlike(name, value)) is not None:
+        elif (reason := arguments.unlike(name, value)) is not None:
             raise SpaceFileError("--vary", name, value, reason)
     return name, values
 
