@@ -64,7 +64,9 @@ def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
     return _no_gain(progress, reason, gain, seen.baseline.metrics.values if seen.baseline.metrics else {}, extra)
 
 
-def _winner(progress: Progress, seen: Confirmation, arm: ArmResult, soak: Judged | None, baseline_refused: str) -> Recommendation:
+def _winner(
+    progress: Progress, seen: Confirmation, arm: ArmResult, soak: Judged | None, baseline_refused: str
+) -> Recommendation:
     gain = gain_of(progress, seen, arm)
     moved, notes = _drift_notes(progress, gain)
     reason = f"better: {_gain_text(moved)}"
@@ -106,7 +108,9 @@ def _unconfirmed(progress: Progress) -> Recommendation:
     if not ranked or not beats_baseline_unconfirmed(progress, ranked[0]):
         if not baseline.feasible:
             return _nothing_feasible(progress, f"the baseline breaks a limit ({baseline.reason}) and nothing else met them all")
-        return _no_gain(progress, "no measurable gain: no configuration came out above the baseline in the search", None, base_metrics, [])
+        return _no_gain(
+            progress, "no measurable gain: no configuration came out above the baseline in the search", None, base_metrics, []
+        )
     winner = ranked[0]
     starts = progress.starts_of(winner, Stage.SEARCH, Stage.SCREENING)
     soak = next(iter(of_stage(progress.charged, Stage.SOAK)), None)
@@ -133,7 +137,9 @@ def _unconfirmed(progress: Progress) -> Recommendation:
         gain=moved,
         baseline_metrics=base_metrics,
         winner_metrics=metrics.values if metrics else {},
-        overrides=tuple(Override(name, value, True, "part of the best configuration") for name, value in _own(progress, winner)),
+        overrides=tuple(
+            Override(name, value, True, "part of the best configuration") for name, value in _own(progress, winner)
+        ),
         rejected=_rejections(progress),
         trials=_counts(progress),
         success=success_bound(progress, winner),
@@ -154,7 +160,9 @@ def _no_gain(
         argv=baseline.record.argv or progress.setup.command(progress.baseline_config),
         baseline_argv=baseline.record.argv or progress.setup.command(progress.baseline_config),
         gain=moved,
-        baseline_metrics=dict(base_metrics) if isinstance(base_metrics, dict) else dict(baseline.record.metrics.values if baseline.record.metrics else {}),
+        baseline_metrics=dict(base_metrics)
+        if isinstance(base_metrics, dict)
+        else dict(baseline.record.metrics.values if baseline.record.metrics else {}),
         rejected=(*_rejections(progress), *extra),
         trials=_counts(progress),
         success=success_bound(progress, progress.baseline_config),
@@ -186,7 +194,9 @@ def _nothing_feasible(progress: Progress, reason: str) -> Recommendation:
 def _closest_values(progress: Progress, measured: Sequence[Judged]) -> list[str]:
     notes = []
     for limit in progress.setup.goal.limits:
-        values = [v for judged in measured if judged.record.metrics and (v := judged.record.metrics.get(limit.metric)) is not None]
+        values = [
+            v for judged in measured if judged.record.metrics and (v := judged.record.metrics.get(limit.metric)) is not None
+        ]
         if values:
             closest = min(values) if limit.op == "<=" else max(values)
             which = "lowest" if limit.op == "<=" else "highest"
@@ -211,8 +221,13 @@ def _drift_notes(progress: Progress, gain: Gain | None) -> tuple[Gain | None, li
     if moved is None or abs(moved[0] - 1) <= DRIFT_BAND * progress.setup.restart_noise:
         return gain, []
     ratio, changed = moved
-    what = "; ".join(f"{name}: {before} -> {after}" for name, (before, after) in changed.items()) or "no recorded condition changed"
-    note = f"the baseline drifted by {ratio - 1:+.1%} between its first and its last start ({what}); the interval is widened by it"
+    what = (
+        "; ".join(f"{name}: {before} -> {after}" for name, (before, after) in changed.items())
+        or "no recorded condition changed"
+    )
+    note = (
+        f"the baseline drifted by {ratio - 1:+.1%} between its first and its last start ({what}); the interval is widened by it"
+    )
     if gain is None or gain.low is None or gain.high is None:
         return gain, [note]
     wide = max(ratio, 1 / ratio)
@@ -259,7 +274,9 @@ def _rejections(progress: Progress) -> tuple[Rejected, ...]:
     rows: dict[EngineConfig, Rejected] = {}
     for judged in progress.charged:
         if judged.kind and judged.kind != "stopped_early" and judged.record.stage is not Stage.EXPLAIN:
-            rows.setdefault(judged.record.config, Rejected(judged.record.label, judged.record.config, judged.kind, judged.reason))
+            rows.setdefault(
+                judged.record.config, Rejected(judged.record.label, judged.record.config, judged.kind, judged.reason)
+            )
     return tuple(rows.values())
 
 
@@ -308,5 +325,7 @@ def _notes(progress: Progress) -> list[str]:
         notes.append(f"the soak was {budget.soak_s:g} s long; the default is 600 s")
     repairs = len(progress.attempts) - 1
     if repairs:
-        notes.append(f"the baseline as given did not start; compared with the repaired baseline {dict(progress.baseline_config)}")
+        notes.append(
+            f"the baseline as given did not start; compared with the repaired baseline {dict(progress.baseline_config)}"
+        )
     return notes

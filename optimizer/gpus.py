@@ -87,9 +87,21 @@ def cuda_environment(uuids: Iterable[str]) -> dict[str, str]:
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(str(gpu.index) for gpu in chosen)}
 
 
+def memory_in_use() -> tuple[int, int] | None:
+    """(used, total) bytes of the GPUs that this process may use; ``None`` without one."""
+    seen = visible(inventory())
+    return (sum(gpu.used_bytes for gpu in seen), sum(gpu.total_bytes for gpu in seen)) if seen else None
+
+
 def used_bytes(uuids: Iterable[str]) -> dict[str, int]:
     """Used memory by UUID: the idle level, when taken before an engine starts."""
     return {gpu.uuid: gpu.used_bytes for gpu in select(uuids)}
+
+
+def busy(chosen: Iterable[str]) -> tuple[Gpu, ...]:
+    """GPUs of this host outside ``chosen`` that compute for somebody: the host is shared, its CPUs and power with it."""
+    own = set(chosen)
+    return tuple(gpu for gpu in inventory() if gpu.uuid not in own and gpu.holders)
 
 
 def wait_until_idle(idle: dict[str, int], *, patience_s: float = 60.0, poll_s: float = 0.25) -> tuple[str, ...]:

@@ -32,12 +32,18 @@ def _without_resolved_defaults(finalist: EngineConfig, baseline: EngineConfig, s
     same = [
         name
         for name in finalist
-        if name not in baseline and name in mine and name in theirs and mine[name] == theirs[name] and theirs[name] == finalist[name]
+        if name not in baseline
+        and name in mine
+        and name in theirs
+        and mine[name] == theirs[name]
+        and theirs[name] == finalist[name]
     ]
     return finalist.without(*same)
 
 
-def _without_noise(setup: SearchSetup, finalist: EngineConfig, baseline: EngineConfig, searched: Sequence[Judged]) -> EngineConfig:
+def _without_noise(
+    setup: SearchSetup, finalist: EngineConfig, baseline: EngineConfig, searched: Sequence[Judged]
+) -> EngineConfig:
     here, home = setup.point(finalist), setup.point(baseline)
     seen = [(setup.point(judged.record.config), judged) for judged in searched if judged.feasible]
     measured = [Observation(point, judged.merit, 1.0) for point, judged in seen if point is not None]

@@ -144,7 +144,9 @@ def _climb(model: Model, where: Ints) -> Ints:
     return here
 
 
-def _first_allowed(space: SearchSpace, model: Model, candidates: Ints, allowed: Callable[[Point], bool]) -> dict[str, object] | None:
+def _first_allowed(
+    space: SearchSpace, model: Model, candidates: Ints, allowed: Callable[[Point], bool]
+) -> dict[str, object] | None:
     for i in np.argsort(-model.worth(candidates), kind="stable"):
         point = point_at(space, candidates[i])
         if allowed(point):

@@ -35,8 +35,10 @@ INFRASTRUCTURE_TRIES = 2
 INFRASTRUCTURE_IN_A_ROW = 4
 _FATAL = (FailureKind.GPU_LOST, FailureKind.DISK_FULL, FailureKind.DRIVER, FailureKind.STORAGE, FailureKind.DOWNLOAD)
 
-Suggest = Callable[[Sequence[tuple[Point, float, Mapping[str, float]]], Callable[[Point], bool], int], "Point | None"]
-"""A foreign sampler: ``(point, told value, constraints)`` of every start, which points may be proposed, a seed -> a point."""
+Told = tuple[Point, float, Mapping[str, float]]
+"""One start as a foreign sampler learns of it: point, told value, constraints."""
+
+OWN_SAMPLER = "auto"
 
 Evaluate = Callable[[TrialRequest], TrialRecord]
 
@@ -49,11 +51,14 @@ class StudyStore(Protocol):
     def records(self) -> tuple[TrialRecord, ...]: ...
     def next_label(self) -> str: ...
     def begin(self, request: TrialRequest, point: Point | None) -> None: ...
-    def finish(self, record: TrialRecord, values: Sequence[float], violations: Mapping[str, float], *, charged: bool) -> None: ...
+    def finish(
+        self, record: TrialRecord, values: Sequence[float], violations: Mapping[str, float], *, charged: bool
+    ) -> None: ...
     def tell(self, record: TrialRecord, values: Sequence[float], violations: Mapping[str, float], *, charged: bool) -> None: ...
     def pending(self) -> tuple[Pending, ...]: ...
     def abandon(self, pending: Pending, why: str) -> None: ...
     def deaths(self) -> list[EngineConfig]: ...
+    def suggest(self, sampler: str, told: Sequence[Told], allowed: Callable[[Point], bool], seed: int) -> Point | None: ...
     def conclude(self, recommendation: Recommendation) -> None: ...
 
 
@@ -62,21 +67,20 @@ def search(
     study: StudyStore,
     evaluate: Evaluate,
     listener: Listener,
-    suggest: Suggest | None = None,
 ) -> Recommendation:
     """Search to the end, from wherever ``study`` stands, and keep the answer in it.
 
-    ``suggest`` replaces our own proposals by a foreign sampler's. Whatever ``evaluate`` raises (an interruption) leaves the
-    study resumable. Raises ``UsageError`` when the workload itself is at fault, ``EnvironmentLacks`` when the machine is.
+    Our own model proposes where ``setup.sampler`` is ``auto``, else the study's sampler of that name. Whatever ``evaluate``
+    raises (an interruption) leaves the study resumable. Raises ``UsageError`` when the workload itself is at fault, ``EnvironmentLacks`` when the machine is.
     """
-    return _Loop(setup, study, evaluate, listener, suggest).run()
+    return _Loop(setup, study, evaluate, listener).run()
 
 
 class _Loop:
     def __init__(
-        self, setup: SearchSetup, study: StudyStore, evaluate: Evaluate, listener: Listener, suggest: Suggest | None
+        self, setup: SearchSetup, study: StudyStore, evaluate: Evaluate, listener: Listener
     ) -> None:
-        self.setup, self.study, self.evaluate, self.listener, self.suggest = setup, study, evaluate, listener, suggest
+        self.setup, self.study, self.evaluate, self.listener = setup, study, evaluate, listener
         self.exhausted = False
         self.given_up: set[EngineConfig] = set()
         self.stage: Stage | None = None
@@ -159,7 +163,9 @@ class _Loop:
         config = pending.request.config
         if self.study.deaths().count(config) < 1:
             self.study.abandon(pending, "died")
-            self.listener(Note(f"trial {pending.request.label} was interrupted: its configuration is measured again", important=True))
+            self.listener(
+                Note(f"trial {pending.request.label} was interrupted: its configuration is measured again", important=True)
+            )
             return
         self.listener(Note(f"trial {pending.request.label}: the search died twice with this configuration", important=True))
         failure = FailureSummary(Phase.START, FailureKind.HANG, "the search itself died twice while this configuration ran")
@@ -179,13 +185,13 @@ class _Loop:
         def may(point: Point) -> bool:
             return allowed(progress, point)
 
-        if self.suggest is not None:
-            found = self.suggest(self._told(progress), may, seed)
+        if self.setup.sampler != OWN_SAMPLER:
+            found = self.study.suggest(self.setup.sampler, self._told(progress), may, seed)
             if found is not None:
                 return found
-        return propose(progress.effective.space, observations(progress), may, seed=seed)
+        return propose(progress.space, observations(progress), may, seed=seed)
 
-    def _told(self, progress: Progress) -> list[tuple[Point, float, Mapping[str, float]]]:
+    def _told(self, progress: Progress) -> list[Told]:
         told = []
         for position, judged in enumerate(self.history):
             point = progress.effective.point(judged.record.config)
@@ -201,7 +207,8 @@ class _Loop:
         self._announce(progress, run)
         label = run.label or self.study.next_label()
         attempt = 1 + sum(
-            judged.record.config == run.config and not judged.charged and judged.record.stage is run.stage for judged in self.history
+            judged.record.config == run.config and not judged.charged and judged.record.stage is run.stage
+            for judged in self.history
         )
         best = self._incumbent()
         early = self.setup.early_end and run.stage is Stage.SEARCH and progress.baseline is not None
@@ -261,7 +268,8 @@ class _Loop:
             return
         if failure.kind.blame is Blame.WORKLOAD:
             raise UsageError(
-                f"the workload cannot be served: {failure.detail}", hint="shorten the workload's requests or raise max_model_len"
+                f"the workload cannot be served: {failure.detail}",
+                hint="shorten the workload's requests or raise max_model_len",
             )
         if failure.kind in _FATAL:
             raise EnvironmentLacks(

@@ -12,7 +12,7 @@ from typing import Any
 
 from vopt.objectives.goals import Goal
 from vopt.optimizer.check import check_command as check
-from vopt.optimizer.check import objection_of, render_check, valueless_flags
+from vopt.optimizer.check import objection_of, render_check
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.engine.arguments import VllmJudge
 from vopt.optimizer.engine.roofline import estimate
@@ -33,6 +33,7 @@ from vopt.search_spaces.defaults import Gpu
 from vopt.search_spaces.evidence import WorkloadFacts
 from vopt.search_spaces.model import ShapeError, known_model, shape_from_config
 from vopt.search_spaces.parse import SpaceFile, SpaceFileError, bare_mode_config, parse_space
+from vopt.search_spaces.retired import valueless_flags
 from vopt.search_spaces.space import SearchSpace
 
 LONGEST_PATH = 4096

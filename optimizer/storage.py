@@ -25,7 +25,9 @@ def sqlite_path(url: str) -> Path | None:
     if parsed.get_backend_name() != "sqlite":
         return None
     if not parsed.database or parsed.database == ":memory:":
-        raise UsageError(f"{url!r} names no file: a study must outlive its search", hint=f"for example --storage {DEFAULT_STORAGE}")
+        raise UsageError(
+            f"{url!r} names no file: a study must outlive its search", hint=f"for example --storage {DEFAULT_STORAGE}"
+        )
     if "{" in parsed.database or "}" in parsed.database:
         raise UsageError(f"{url!r}: Optuna cannot open a path with braces", hint="choose a path without { and }")
     return Path(parsed.database).expanduser()
@@ -45,20 +47,27 @@ def storage_for(url: str, *, create: bool, timeout_s: float = 60.0) -> BaseStora
     try:
         return RDBStorage(url, engine_kwargs=arguments, skip_table_creation=not create and path is not None)
     except ImportError as error:
-        raise EnvironmentLacks(f"the driver of {url!r} is not installed: {error}", hint=f"or use --storage {DEFAULT_STORAGE}") from error
+        raise EnvironmentLacks(
+            f"the driver of {url!r} is not installed: {error}", hint=f"or use --storage {DEFAULT_STORAGE}"
+        ) from error
     except RuntimeError as error:  # Optuna's own check of the schema version
         raise EnvironmentLacks(
-            f"{url!r} was written by another version of Optuna: {error}", hint=f"back it up, then: optuna storage upgrade --storage {url}"
+            f"{url!r} was written by another version of Optuna: {error}",
+            hint=f"back it up, then: optuna storage upgrade --storage {url}",
         ) from error
     except (SQLAlchemyError, OSError) as error:
-        raise EnvironmentLacks(f"the storage {url!r} cannot be opened: {error}", hint=f"for example --storage {DEFAULT_STORAGE}") from error
+        raise EnvironmentLacks(
+            f"the storage {url!r} cannot be opened: {error}", hint=f"for example --storage {DEFAULT_STORAGE}"
+        ) from error
     finally:
         optuna.logging.set_verbosity(verbosity)
 
 
 def _check_file(path: Path, *, create: bool) -> None:
     if path.is_dir():
-        raise EnvironmentLacks(f"{path} is a directory, not a database", hint=f"for example --storage sqlite:///{path / 'studies.db'}")
+        raise EnvironmentLacks(
+            f"{path} is a directory, not a database", hint=f"for example --storage sqlite:///{path / 'studies.db'}"
+        )
     if path.exists():
         with path.open("rb") as file:
             head = file.read(16)

@@ -104,7 +104,9 @@ class Study:
                     storage=storage, study_name=called, directions=["maximize" if up else "minimize" for up in directions]
                 )
             except optuna.exceptions.DuplicatedStudyError:
-                raise UsageError(f"a study called {called!r} exists already", hint=f"vopt resume {called}, or another --study") from None
+                raise UsageError(
+                    f"a study called {called!r} exists already", hint=f"vopt resume {called}, or another --study"
+                ) from None
             directory = study_directory(url, called, data_dir)
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             opened = cls(study, directory, space, retry_s)
@@ -202,9 +204,7 @@ class Study:
 
     def pending(self) -> tuple[Pending, ...]:
         """Starts that a killed search left: with their result where it reached the disk."""
-        found = [
-            (trial.user_attrs["request"], trial.number) for trial in self._trials() if trial.state is TrialState.RUNNING
-        ]
+        found = [(trial.user_attrs["request"], trial.number) for trial in self._trials() if trial.state is TrialState.RUNNING]
         found += [(start["request"], None) for start in _side_starts(self._study) if start["state"] == "running"]
         return tuple(
             Pending(request, read_result(self.directory / request.label), number)
@@ -229,6 +229,17 @@ class Study:
         trials = [trial.user_attrs["request"] for trial in self._trials() if trial.user_attrs.get("abandoned") == "died"]
         sides = [start["request"] for start in _side_starts(self._study) if start.get("why") == "died"]
         return [_request(data).config for data in (*trials, *sides)]
+
+    def suggest(
+        self,
+        sampler: str,
+        told: Sequence[tuple[Point, float, Mapping[str, float]]],
+        allowed: Callable[[Point], bool],
+        seed: int,
+    ) -> Point | None:
+        """A point from one of Optuna's samplers, asked beside the stored study so that repeats leave no trials."""
+        maximize = self._study.directions[0] is optuna.study.StudyDirection.MAXIMIZE
+        return samplers.suggest(sampler, self._space, told, allowed, maximize=maximize, seed=seed)
 
     def conclude(self, recommendation: Recommendation) -> None:
         """Keep the answer."""
@@ -309,7 +320,8 @@ def load(storage: BaseStorage, name: str | None) -> optuna.Study:
         raise UsageError(f"{matching[0]} was not made by vopt", hint="give another --storage or --study")
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise UsageError(
-            f"{matching[0]} has format {version}, this vopt reads up to {FORMAT_VERSION}", hint="install the vopt that made it, or a newer one"
+            f"{matching[0]} has format {version}, this vopt reads up to {FORMAT_VERSION}",
+            hint="install the vopt that made it, or a newer one",
         )
     return study
 
@@ -326,7 +338,9 @@ def list_studies(url: str, *, data_dir: Path | None = None, timeout_s: float = 6
     ids = sorted(storage.get_all_studies(), key=lambda study: study._study_id)
     studies = [optuna.load_study(storage=storage, study_name=study.study_name) for study in ids]
     return tuple(
-        _record(study, study_directory(url, study.study_name, data_dir)) for study in studies if "format_version" in study.user_attrs
+        _record(study, study_directory(url, study.study_name, data_dir))
+        for study in studies
+        if "format_version" in study.user_attrs
     )
 
 
@@ -378,13 +392,16 @@ def _request(data: Mapping[str, Any]) -> TrialRequest:
     )
 
 
+_SHOWN = ("tokens_per_s", "mean_e2e_s", "p95_ttft_s", "p95_tpot_s", "success_rate")
+
+
 def _shown(record: TrialRecord) -> dict[str, Any]:
-    """What people sort by in a dashboard: flat figures beside the record."""
+    """What people sort by in a dashboard: a few flat figures beside the record (each attribute is a transaction)."""
     flat: dict[str, Any] = {"status": str(record.status) if record.status else "failed"}
     if record.failure:
         flat["failure"] = f"{record.failure.kind}: {record.failure.detail}"[:500]
     if record.metrics:
-        flat |= dict(record.metrics.values)
+        flat |= {name: value for name, value in record.metrics.values.items() if name in _SHOWN}
     return flat
 
 

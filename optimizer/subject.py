@@ -99,10 +99,7 @@ def find_subject(options: SpaceOptions | BenchOptions) -> Subject:
         if machine.simulated:
             raise UsageError(f"{name} cannot be simulated: {error}") from None
         shape = None
-    if not machine.simulated:
-        resolved = ask_engine(python, model, fixed | command.config, fixed)
-    else:
-        resolved = {}
+    resolved = {} if machine.simulated else ask_engine(python, model, fixed | command.config, fixed)
     return Subject(
         resolved=resolved,
         model=model,

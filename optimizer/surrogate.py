@@ -86,7 +86,9 @@ class Surrogate:
         """Mean and standard deviation of value(first) - value(second), both shape (dimensions,)."""
         both = np.stack([first, second])
         cross = _covariance(self._parts(both), self.variances, self.prior)
-        own = _covariance([table[np.ix_(both[:, j], both[:, j])] for j, table in enumerate(self.tables)], self.variances, self.prior)
+        own = _covariance(
+            [table[np.ix_(both[:, j], both[:, j])] for j, table in enumerate(self.tables)], self.variances, self.prior
+        )
         posterior = own - cross @ cho_solve(self.factor, cross.T)
         mean = float((cross[0] - cross[1]) @ self.alpha)
         return mean, float(np.sqrt(max(0.0, posterior[0, 0] + posterior[1, 1] - 2 * posterior[0, 1])))
@@ -132,7 +134,10 @@ def fit(
         alpha = cho_solve(factor, residual)
         inverse = cho_solve(factor, np.eye(len(residual)))
         slope = (np.outer(alpha, alpha) - inverse) / 2
-        gradient = np.array([np.sum(slope * (part * (1 + ratio * (first - part)))) for part in weighted] + [np.sum(np.diag(slope) * noise * scale)])
+        gradient = np.array(
+            [np.sum(slope * (part * (1 + ratio * (first - part)))) for part in weighted]
+            + [np.sum(np.diag(slope) * noise * scale)]
+        )
         away = (theta - start) / spread
         objective = residual @ alpha / 2 + np.log(np.diag(factor[0])).sum() + (away**2).sum() / 2
         return float(objective), away / spread - gradient

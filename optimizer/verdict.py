@@ -95,7 +95,10 @@ def confirmation(progress: Progress, up_to: int | None = None) -> Confirmation |
 def _arm(progress: Progress, tried: Arms, arm: Arm, config: EngineConfig, rounds: int) -> ArmResult:
     labelled = (progress.labelled(tried.label(n, arm)) for n in range(1, rounds + 1))
     starts = tuple(start for start in labelled if start is not None)
-    failure = next((start.reason for start in starts if start.record.failure is not None or start.record.status not in MEASURED_STATUSES), "")
+    failure = next(
+        (start.reason for start in starts if start.record.failure is not None or start.record.status not in MEASURED_STATUSES),
+        "",
+    )
     ended = [start for start in starts if start.value is not None and start.record.failure is None]
     if not failure and not like_starts([start.record.kv_cache_tokens for start in ended]):
         # Starts whose KV caches differ are different machines to the scheduler: only the most common size is pooled.
@@ -195,7 +198,9 @@ def gain_of(progress: Progress, seen: Confirmation, arm: ArmResult) -> Gain | No
         return None
     comparison = compare(arm.values, seen.baseline.values, seen.all_values, progress.setup.goal.direction)
     rounds = min(len(arm.values), len(seen.baseline.values))
-    visible = smallest_visible_gain(comparison.spread.sd, rounds, arms=len(seen.all_values)) if comparison.spread.freedom else None
+    visible = (
+        smallest_visible_gain(comparison.spread.sd, rounds, arms=len(seen.all_values)) if comparison.spread.freedom else None
+    )
     return Gain(comparison.ratio, comparison.low, comparison.high, visible)
 
 

@@ -109,7 +109,12 @@ def with_sampler(kind: str) -> Callable[[Landscape, int, Sequence[int]], dict[in
                 for i, (p, j) in enumerate(zip(watch.points, watch.judged, strict=True))
             ]
             point = suggest(
-                kind, space, told, lambda p: not space.violations(p) and not watch.seen(p), maximize=up, seed=seed * 1000 + len(told)
+                kind,
+                space,
+                told,
+                lambda p: not space.violations(p) and not watch.seen(p),
+                maximize=up,
+                seed=seed * 1000 + len(told),
             )
             if point is None:
                 break
@@ -194,7 +199,9 @@ def table(results: Mapping[str, Mapping[str, list[dict[int, Outcome]]]], budgets
     lines = []
     for family, methods in results.items():
         lines.append(f"\n{family}")
-        lines.append(f"  {'method':<12}" + "".join(f"{f'@{b}':>16}" for b in budgets) + f"{'worse':>8}{'infeas.':>9}{'crashes':>9}")
+        lines.append(
+            f"  {'method':<12}" + "".join(f"{f'@{b}':>16}" for b in budgets) + f"{'worse':>8}{'infeas.':>9}{'crashes':>9}"
+        )
         for method, runs in methods.items():
             cells = []
             for budget in budgets:
@@ -228,7 +235,9 @@ def significance(results: Mapping[str, Mapping[str, list[dict[int, Outcome]]]], 
         better = holm({method: wilcoxon(a, b, "less") for method, (a, b) in pooled.items()})
         bad = [name for name, p in holm(worse).items() if p < 0.05]
         lines.append(
-            f"  @{budget}: pooled better than " + ", ".join(f"{m} p={p:.2g}" for m, p in better.items()) + f"; worse than: {bad or 'none'}"
+            f"  @{budget}: pooled better than "
+            + ", ".join(f"{m} p={p:.2g}" for m, p in better.items())
+            + f"; worse than: {bad or 'none'}"
         )
     return lines
 
@@ -254,7 +263,10 @@ def main(arguments: Iterable[str] | None = None) -> int:
                 results[name][method].append(METHODS[method](landscape, seed, budgets))
         print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
     if options.json:
-        plain = {f: {m: [{b: asdict(o) for b, o in run.items()} for run in runs] for m, runs in ms.items()} for f, ms in results.items()}
+        plain = {
+            f: {m: [{b: asdict(o) for b, o in run.items()} for run in runs] for m, runs in ms.items()}
+            for f, ms in results.items()
+        }
         print(json.dumps({"format_version": 1, "budgets": budgets, "results": plain}))
     else:
         print("\n".join([*table(results, budgets), *significance(results, budgets)]))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
 from vopt.optimizer.load.prose import prose
 from vopt.optimizer.load.text import TextTokenizer, load_tokenizer
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from vopt.optimizer.load.concurrency import Chosen, MeasureNext, auto_concurrency, rate_for_latency
 
 

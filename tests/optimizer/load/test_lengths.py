@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from vopt.optimizer.load.lengths import BLOCK, Lengths, Marginal, from_histogram, shuffled_blocks, stratified_order
 from vopt.optimizer.load.workload import CHAT, NAMED
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import statistics
 
 import pytest
+
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.load.metrics_text import from_histograms, parse
 

@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
+
 from vopt.optimizer.errors import EnvironmentLacks
 from vopt.optimizer.load.prose import TASKS, documents, manuals, sources
 from vopt.optimizer.load.text import (

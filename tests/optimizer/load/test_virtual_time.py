@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import pytest
+
 from vopt.optimizer.load.virtual_time import NothingLeftToAwait, VirtualTimeLoop, run_virtual
 
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.load.lengths import BLOCK, Lengths, Marginal
 from vopt.optimizer.load.materialise import materialise, shared_prefix_tokens, source_digest
@@ -235,6 +236,16 @@ def test_a_replay_keeps_order_and_times(tokenizer: TextTokenizer) -> None:
     assert [request.sampling["top_k"] for request in requests] == [5, 4, 3, 2, 1]
     with pytest.raises(UsageError, match="cannot be replayed"):
         make(Workload("log", Lengths(), recorded=(Recorded(20, 5),)), tokenizer, replay=True)
+
+
+def test_a_large_recording_is_thinned_over_all_lengths_and_says_so() -> None:
+    recorded = tuple(Recorded(20 + i % 1000, 5) for i in range(10_000))
+    workload = Workload("log", Lengths(), recorded=recorded)
+    made = materialise(workload, None, seed=0, vocab=1600, max_model_len=4096, prompts=False)
+    assert len(made.source.lengths) == 4096
+    assert "4096 of the 10000 recorded requests are used" in made.notes[0]
+    mean = sum(prompt for prompt, _ in made.source.lengths) / 4096
+    assert mean == pytest.approx(workload.facts()["mean_prompt_tokens"], rel=0.01)
 
 
 def test_stored_workloads_hold_no_prompts() -> None:

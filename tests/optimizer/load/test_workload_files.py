@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.load.text import TextTokenizer
 from vopt.optimizer.load.workload import CHAT
