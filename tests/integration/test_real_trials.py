@@ -275,7 +275,7 @@ print("RESOLVED", found["max_num_seqs"], found["max_num_batched_tokens"])
 def test_on_an_h200_trials_get_the_defaults_of_vllm_serve(
     vllm_python: str, tiny_models: tuple[Path, Path], arguments: dict[str, Any], expected: str
 ) -> None:
-    """``AsyncLLM``'s own usage context would give 128 and 2048. The platform is faked; the tables of defaults are vLLM's own."""
+    """``AsyncLLM``'s own usage context would give 128 and 2048. Only the platform is faked: the defaults are vLLM's own."""
     done = subprocess.run(
         [vllm_python, "-c", FAKED_H200, str(tiny_models[0]), repr(arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "VLLM_NO_USAGE_STATS": "1"},
