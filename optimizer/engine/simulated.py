@@ -73,7 +73,8 @@ NO_NOISE = Noise(0.0, 0.0)
 class SimulatedSession:
     """Implements ``Session``. ``phase_s`` holds the virtual seconds of each phase: what they would have been on a GPU.
 
-    ``caches`` is shared by the sessions of a study and decides the start class; ``gpus`` is how many devices there are.
+    ``caches`` is shared by the sessions of a study and decides the start class; ``gpus`` is how many devices there are
+    (default: those of the trial, at least one).
     """
 
     def __init__(
@@ -85,12 +86,13 @@ class SimulatedSession:
         version: str = LATEST_VERSION,
         caches: SimulatedCaches | None = None,
         noise: Noise = Noise(),
-        gpus: int = 1,
+        gpus: int | None = None,
         crash_regions: tuple[CrashRegion, ...] = CRASH_REGIONS,
     ) -> None:
         self._spec, self._shape, self._hardware, self._version = spec, shape, hardware, version
         self._caches = caches if caches is not None else SimulatedCaches()
-        self._noise, self._gpus, self._regions = noise, gpus, crash_regions
+        self._noise, self._regions = noise, crash_regions
+        self._gpus = max(1, len(spec.gpus)) if gpus is None else gpus
         self._engine: SimulatedEngine | None = None
         self._started: Started | None = None
         self.phase_s: dict[Phase, float] = {}

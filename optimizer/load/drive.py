@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Iterator
-from itertools import takewhile
 
 from vopt.objectives.records import CounterSample, LoadResult, LoadStatus, RequestFailure, RequestFailureKind, RequestRecord
 from vopt.optimizer.engine.base import Engine, OnTick
-from vopt.optimizer.load.arrivals import arrival_times, check_plan
+from vopt.optimizer.load.arrivals import arrival_times, check_plan, planned_requests
 from vopt.optimizer.load.health import HealthWatch
 from vopt.optimizer.load.ledger import Flight, Ledger
 from vopt.optimizer.load.plan import Arrivals, LoadPlan, Request, Tick
@@ -23,6 +21,8 @@ from vopt.optimizer.load.window import WindowWatch
 
 CLOSING_S = 5.0
 """Most seconds that aborting what is in flight may take; an engine that needs longer is left behind."""
+ENDED_WELL = (LoadStatus.COMPLETE, LoadStatus.UNSTEADY, LoadStatus.OVERLOADED)
+"""Windows are by time, so a load that came to its end has left nothing unsent."""
 PREPARED = 1024
 """Requests of a closed loop that are made before its clock starts: cutting long prompts must not delay the first sends."""
 
@@ -328,22 +328,14 @@ class _Load:
             samples=tuple(self._samples),
             concurrency=self._plan.concurrency,
             rate=self._plan.rate,
-            not_sent=self._not_sent(status, now_s),
+            not_sent=0 if status in ENDED_WELL else max(0, self._planned() - self._ledger.sent),
             client=self._health.report(),
             flags=(*self._flags, *self._window.flags),
         )
 
-    def _not_sent(self, status: LoadStatus, now_s: float) -> int:
-        """Planned requests that an early end kept from being sent; windows are by time, so a load that ended well has none."""
-        plan = self._plan
-        if status in (LoadStatus.COMPLETE, LoadStatus.UNSTEADY, LoadStatus.OVERLOADED):
-            return 0
-        if self._closed_loop:
-            return max(0, (plan.max_requests or plan.min_requests) - self._ledger.sent)
-        end_s = plan.warmup_s + plan.window_s if self._window.opened_s is None else self._window.closes_s
-        due: Iterator[float] = takewhile(lambda at_s: at_s < end_s, arrival_times(plan, self._source))
-        planned = sum(1 for _ in zip(due, range(plan.max_requests or 10**7), strict=False))
-        return max(0, planned - self._next_visit)
+    def _planned(self) -> int:
+        window = self._window
+        return planned_requests(self._plan, self._source, None if window.opened_s is None else window.closes_s)
 
     def _over(self) -> bool:
         """Whether the load has an end; a method, because it changes while a coroutine waits."""

@@ -18,6 +18,9 @@ BLOCKS = 16
 """Blocks before the order of lengths repeats."""
 CACHE_BLOCK = 16
 """Tokens per block when measuring what prompts share: vLLM's smallest block."""
+RECORDED_MOST = 4096
+"""Recorded requests before they repeat (64 blocks); the requests travel to each trial, and more would show nothing new."""
+REPLAYED_MOST = 65_536
 REUSE_LEAST = 0.01
 """Share of prompt tokens from which a recording counts as reusing beginnings; below it, numbers make its prompts unique."""
 
@@ -128,6 +131,11 @@ def _recorded(
         order = sorted(range(len(lengths)), key=lambda i: (workload.recorded[i].at_s or 0.0, i))
     else:
         order = list(stratified_order([sum(pair) for pair in lengths], seed))
+    most = REPLAYED_MOST if replay else RECORDED_MOST
+    if len(order) > most:
+        spread = "the first in time" if replay else "spread over all lengths"
+        notes.append(f"{most} of the {len(order)} recorded requests are used, {spread}")
+        order = order[:most]
     entries = [workload.recorded[i] for i in order]
     parts: dict[str, Any] = {"lengths": tuple(lengths[i] for i in order)}
     if replay:

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_engine import QueueEngine
 
+import vopt
 from vopt.objectives.records import CounterSample, LoadResult, LoadStatus, RequestFailureKind, RequestRecord
 from vopt.objectives.steadiness import tokens_in
 from vopt.optimizer.engine.base import Engine, OnTick
@@ -338,6 +342,7 @@ def test_poisson_arrivals_are_sent_at_their_times_and_are_the_same_for_every_eng
     times = {record.index: record.scheduled_s for record in slow.records}
     assert all(times.get(record.index, record.scheduled_s) == record.scheduled_s for record in fast.records)
     assert all(record.sent_s == pytest.approx(record.scheduled_s) for record in slow.records)
+    assert slow.client.requested_rate == pytest.approx(4, rel=0.2)
     assert slow.client.achieved_rate == pytest.approx(slow.client.requested_rate)
     assert not slow.client.limited
     assert load(QueueEngine(), replace(POISSON, seed=1)).records[0].scheduled_s != slow.records[0].scheduled_s
@@ -411,6 +416,20 @@ def test_a_session_ends_when_a_turn_fails() -> None:
 # The client itself
 
 
+def test_a_trial_process_needs_nothing_but_the_standard_library() -> None:
+    root = Path(next(iter(vopt.__path__))).parent
+    code = """if True:
+        import sys
+        import vopt.optimizer.load.drive
+        foreign = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names) - {"vopt", "__main__"}
+        sys.exit(f"imported: {sorted(foreign)}" if foreign else 0)
+    """
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], env={"PYTHONPATH": str(root)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_same_driver_runs_on_a_real_event_loop() -> None:
     plan = replace(CLOSED, window_s=0.5, tick_s=0.05, max_doublings=0, min_requests=1)
 
@@ -431,7 +450,7 @@ def test_a_client_that_cannot_keep_up_says_so() -> None:
             time.sleep(0.15)  # noqa: ASYNC251  (the point: it holds up the event loop)
             return await super().counters(origin_s=origin_s)
 
-    plan = replace(POISSON, rate=50, window_s=1.5, warmup_s=0.2, tick_s=0.1, max_doublings=0)
+    plan = replace(POISSON, rate=50, window_s=0.8, warmup_s=0.2, tick_s=0.1, max_doublings=0)
 
     async def run() -> LoadResult:
         return await drive(Blocking(slots=64, step_s=0.001), SHORT, plan)

@@ -238,6 +238,16 @@ def test_a_replay_keeps_order_and_times(tokenizer: TextTokenizer) -> None:
         make(Workload("log", Lengths(), recorded=(Recorded(20, 5),)), tokenizer, replay=True)
 
 
+def test_a_large_recording_is_thinned_over_all_lengths_and_says_so() -> None:
+    recorded = tuple(Recorded(20 + i % 1000, 5) for i in range(10_000))
+    workload = Workload("log", Lengths(), recorded=recorded)
+    made = materialise(workload, None, seed=0, vocab=1600, max_model_len=4096, prompts=False)
+    assert len(made.source.lengths) == 4096
+    assert "4096 of the 10000 recorded requests are used" in made.notes[0]
+    mean = sum(prompt for prompt, _ in made.source.lengths) / 4096
+    assert mean == pytest.approx(workload.facts()["mean_prompt_tokens"], rel=0.01)
+
+
 def test_stored_workloads_hold_no_prompts() -> None:
     entry = Recorded(5, 5, (11111, 22222), "the secret word", "be kind", sha256="ab")
     stored = json.dumps(Workload("log", Lengths(), recorded=(entry,)).to_json())
