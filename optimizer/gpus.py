@@ -104,6 +104,18 @@ def busy(chosen: Iterable[str]) -> tuple[Gpu, ...]:
     return tuple(gpu for gpu in inventory() if gpu.uuid not in own and gpu.holders)
 
 
+def lost(before: Iterable[Gpu]) -> str | None:
+    """What became of GPUs that were there before: gone from the bus, or new uncorrected memory errors; ``None``: all well."""
+    now = {gpu.uuid: gpu for gpu in inventory()}
+    for gpu in before:
+        after = now.get(gpu.uuid)
+        if after is None:
+            return f"GPU {gpu.index} ({gpu.uuid}) is gone"
+        if (after.ecc_errors or 0) > (gpu.ecc_errors or 0):
+            return f"GPU {gpu.index} has {after.ecc_errors} uncorrected memory errors, {gpu.ecc_errors or 0} before"
+    return None
+
+
 def wait_until_idle(idle: dict[str, int], *, patience_s: float = 60.0, poll_s: float = 0.25) -> tuple[str, ...]:
     """Wait until the GPUs are back to ``idle`` bytes used, within 1 % of their memory; names of what still holds memory."""
     until = time.monotonic() + patience_s

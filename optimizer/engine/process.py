@@ -32,6 +32,8 @@ from vopt.optimizer.trial import EngineFailure, FailureKind, Phase, Started, Tri
 LOG_CAP_BYTES = 16 << 20
 TAIL_BYTES = 1 << 20
 GRACE_S = 10.0
+LOAD_MARGIN_S = 30.0
+"""A load keeps its own deadline; the trial process is given so much longer to say so before it counts as hung."""
 SILENCE_S = 90.0
 """A load that tells no progress for so long has a blocked trial process: ticks come once a second."""
 
@@ -182,7 +184,7 @@ class ProcessSession:
         self._channel: Channel | None = None
         self._ready = False
         self._loads = 0
-        self._idle: dict[str, int] = {}
+        self._gpus: tuple[gpus.Gpu, ...] = ()
         self._cache: Path | None = None
         self._started: Started | None = None
         self._closed: tuple[str, ...] | None = None
@@ -224,7 +226,7 @@ class ProcessSession:
         if not self._ready:
             self._await({"ready"}, Phase.START, until)
             self._ready = True
-        self._idle = gpus.used_bytes(spec.gpus)
+        self._gpus = gpus.select(spec.gpus)
         assert self._cache is not None
         before = caches.cache_state(self._cache)
         on_phase(Phase.START, "starting the engine")
@@ -253,7 +255,7 @@ class ProcessSession:
         self._order(
             {"do": "load", "source": str(source_file), "plan": plan_to_json(plan), "records": str(records_file)}, Phase.LOAD
         )
-        until = time.monotonic() + self._spec.deadlines.load_s
+        until = time.monotonic() + max(self._spec.deadlines.load_s, plan.deadline_s) + LOAD_MARGIN_S
         stopping = False
         try:
             while True:
@@ -309,6 +311,8 @@ class ProcessSession:
         failed = classify(phase, ending, exception or self._process.spawn_error, self._lines(4000), hang=hang)
         if exception is None and not hang and ending.code is None:
             failed = dataclasses.replace(failed, detail=f"{failed.detail} ({Ending(self._process.exit_code).words()})")
+        if lost := gpus.lost(self._gpus):
+            failed = dataclasses.replace(failed, kind=FailureKind.GPU_LOST, detail=f"{lost}; {failed.detail}", hint={})
         held = [name for name in leftovers if name.startswith("GPU")]
         if held and failed.kind is FailureKind.ENGINE_DIED:
             failed = dataclasses.replace(failed, detail=f"{failed.detail}; {'; '.join(held)}")
@@ -336,7 +340,7 @@ class ProcessSession:
                 process.poll(self._spec.deadlines.stop_s)
         leftovers = process.stop(GRACE_S if polite else 2.0)
         channel.close()
-        return leftovers + gpus.wait_until_idle(self._idle)
+        return leftovers + gpus.wait_until_idle({gpu.uuid: gpu.used_bytes for gpu in self._gpus})
 
 
 def engine_environment(spec: TrialSpec) -> tuple[dict[str, str], Path]:

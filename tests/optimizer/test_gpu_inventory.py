@@ -103,6 +103,15 @@ def test_who_still_holds_memory_is_named(nvml: Any) -> None:
     assert words == "GPU 0: 59.0 GiB not returned, held by process 4000000"
 
 
+def test_a_gpu_that_fell_off_the_bus_is_missed(nvml: Any) -> None:
+    nvml([0], [0])
+    before = gpus.inventory()
+    assert gpus.lost(before) is None
+    nvml([0])
+    assert gpus.lost(before) == "GPU 1 (GPU-111) is gone"
+    assert gpus.lost(()) is None
+
+
 def test_other_gpus_that_compute_make_a_host_shared(nvml: Any) -> None:
     nvml([0], [GIB], holders=(1,))
     assert [gpu.uuid for gpu in gpus.busy(["GPU-000"])] == ["GPU-111"]

@@ -179,8 +179,9 @@ def test_a_death_under_load_is_noticed_at_once(trial: Trial, fault: str, message
 
 
 @pytest.mark.slow
-def test_a_trial_process_whose_loop_stops_is_a_hang(trial: Trial) -> None:
-    session = trial("stuck_load:3", load_s=2.0)
+def test_a_trial_process_whose_loop_stops_is_a_hang(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vopt.optimizer.engine.process.SILENCE_S", 3.0)
+    session = trial("stuck_load:3")
     session.start(no_phase)
     failed = failure_of(lambda: session.load(source(), plan(window_s=30.0), lambda tick: True))
     assert (failed.phase, failed.kind) == (Phase.LOAD, FailureKind.HANG)
