@@ -18,8 +18,9 @@ from vopt.optimizer.engine.base import OnPhase, OnTick
 from vopt.optimizer.engine.failures import Ending, classify
 from vopt.optimizer.engine.interpreter import probe
 from vopt.optimizer.engine.kin import descendants
-from vopt.optimizer.engine.process import GRACE_S, SupervisedProcess, engine_environment, tail
+from vopt.optimizer.engine.process import engine_environment
 from vopt.optimizer.engine.startup_log import read_start_log
+from vopt.optimizer.engine.supervised import GRACE_S, SupervisedProcess, tail
 from vopt.optimizer.load.client import HttpEngine
 from vopt.optimizer.load.drive import drive
 from vopt.optimizer.load.plan import LoadPlan

@@ -166,7 +166,7 @@ def test_a_process_killed_in_the_start_fails_the_start(trial: Trial, victim: str
 
     def kill(phase: Phase, words: str) -> None:
         if words == "starting the engine":
-            assert session._process is not None
+            assert session._hosted is not None
             script = (
                 "import sys, time; from support.sessions import eventually, named; import os, signal\n"
                 "victim = eventually(lambda: named(sys.argv[1], int(sys.argv[2])), 60)[0].identity.pid\n"
@@ -174,12 +174,8 @@ def test_a_process_killed_in_the_start_fails_the_start(trial: Trial, victim: str
             )
             if victim == "leader":
                 script = "import os, signal, sys, time; time.sleep(1); os.kill(int(sys.argv[2]), signal.SIGKILL)"
-            path = os.pathsep.join([*sys.path])
-            killer.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", script, victim, str(session._process.pid)], env={**os.environ, "PYTHONPATH": path}
-                )
-            )
+            argv = [sys.executable, "-c", script, victim, str(session._hosted.process.pid)]
+            killer.append(subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}))
 
     killer: list[subprocess.Popen[bytes]] = []
     try:
@@ -196,8 +192,8 @@ def test_a_start_that_hangs_ends_at_its_deadline(trial: Trial) -> None:
 
     def freeze(phase: Phase, words: str) -> None:
         if words == "starting the engine":
-            assert session._process is not None
-            os.kill(session._process.pid or 0, signal.SIGSTOP)
+            assert session._hosted is not None
+            os.kill(session._hosted.process.pid or 0, signal.SIGSTOP)
 
     failed = failure_of(lambda: session.start(freeze))
     assert failed.kind is FailureKind.HANG
@@ -275,7 +271,7 @@ print("RESOLVED", found["max_num_seqs"], found["max_num_batched_tokens"])
 def test_on_an_h200_trials_get_the_defaults_of_vllm_serve(
     vllm_python: str, tiny_models: tuple[Path, Path], arguments: dict[str, Any], expected: str
 ) -> None:
-    """``AsyncLLM``'s own usage context would give 128 and 2048. The platform is faked; the tables of defaults are vLLM's own."""
+    """``AsyncLLM``'s own usage context would give 128 and 2048. Only the platform is faked: the defaults are vLLM's own."""
     done = subprocess.run(
         [vllm_python, "-c", FAKED_H200, str(tiny_models[0]), repr(arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "VLLM_NO_USAGE_STATS": "1"},
