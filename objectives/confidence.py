@@ -16,6 +16,10 @@ look says "better", 400,000 simulated studies each: normal noise 4.8 %, Student'
 starts 6 % slow 4.1 % (3.1 % with little other noise), exponential 3.8 %, noise well under the floor below 0.1 %. Heavy tails
 cost power instead: with 1 % noise a true 5 % gain is found in 99.9 % of studies after three rounds, with 15 % slow starts on
 top in 60 % (86 % after five), which is what ``smallest_visible_gain`` then says. A test repeats a small version.
+
+What the one standard deviation cannot know: where one of the compared arms alone is noisier than both others, its noise is
+averaged away. Twice as noisy makes 6.5 % of false "better", five times 12 %; a finalist and a lite that share their noise
+stay at 4 %.
 """
 
 from __future__ import annotations
@@ -23,8 +27,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from scipy import optimize, stats
+
 from vopt.objectives.intervals import failure_share_upper as failure_share_upper  # part of this module's interface
 from vopt.objectives.metrics import Direction
 
@@ -163,14 +169,19 @@ def smallest_visible_gain(
     """
     if rounds < 2:
         return None
-    freedom = arms * (rounds - 1)
+    shift = _visible_shift(arms * (rounds - 1), power, alpha)
+    return math.exp(shift * _standard_error(max(sd, SD_FLOOR), rounds, rounds))
+
+
+@lru_cache(maxsize=256)
+def _visible_shift(freedom: int, power: float, alpha: float) -> float:
+    """Noncentrality at which t exceeds its one-sided critical value with probability ``power``."""
     critical = _t(1 - alpha, freedom)
 
     def missing_power(noncentrality: float) -> float:
         return float(stats.nct.sf(critical, freedom, noncentrality)) - power
 
-    noncentrality = float(optimize.brentq(missing_power, 0.0, critical + 40.0))
-    return math.exp(noncentrality * _standard_error(max(sd, SD_FLOOR), rounds, rounds))
+    return float(optimize.brentq(missing_power, 0.0, critical + 40.0))
 
 
 def loss_upper_bound(
@@ -257,5 +268,6 @@ def _standard_error(sd: float, n: int, m: int) -> float:
     return sd * math.sqrt(1 / n + 1 / m)
 
 
+@lru_cache(maxsize=1024)
 def _t(quantile: float, freedom: int) -> float:
     return float(stats.t.ppf(quantile, freedom))

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+
 from vopt.objectives.consistency import contradictions
 from vopt.objectives.intervals import counts_per_part, share_interval
 from vopt.objectives.records import LoadResult, LoadStatus, RequestFailureKind, RequestRecord

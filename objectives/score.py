@@ -46,9 +46,9 @@ def score(metrics: Metrics | None, goal: Goal, baseline: Metrics | None, *, stat
     """Score ``metrics`` under ``goal``; relative limits compare with ``baseline``.
 
     ``metrics`` ``None``: the trial failed before it was measured; everything is violated. ``baseline`` ``None``: these are the
-    metrics of the baseline itself. An absent metric violates its limit, except where the baseline lacks it as well (TPOT of one-token
-    outputs): a multiple of nothing limits nothing, and a note says so. A load that ended by a dead engine, repeated errors, an
-    overload or its deadline is infeasible whatever its figures, and an overload has no value.
+    metrics of the baseline itself. An absent metric violates its limit, except where the baseline lacks it (TPOT of one-token
+    outputs): a multiple of nothing limits nothing, and a note says so. A load that ended by a dead engine, repeated errors,
+    an overload or its deadline is infeasible whatever its figures, and an overload has no value.
     """
     if metrics is None:
         return Score(None, dict.fromkeys(violation_keys(goal), 1.0), False, ("it was not measured",))
@@ -57,7 +57,7 @@ def score(metrics: Metrics | None, goal: Goal, baseline: Metrics | None, *, stat
     reasons = [ended_badly] if ended_badly else []
     notes: list[str] = []
     for limit in goal.limits:
-        bound = _bound(limit, baseline or metrics)
+        bound = _bound(limit, metrics if baseline is None else baseline)
         actual = metrics.get(limit.metric)
         if bound is None and actual is None:
             violations[limit.text] = 0.0

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 
 import numpy as np
+
 from vopt.objectives.intervals import Array
 from vopt.objectives.records import LoadResult, RequestFailureKind, RequestRecord
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import numpy as np
+
 from vopt.objectives.intervals import RATE_BLOCKS, Array, counts_per_part, mean_interval, percentile_interval, rate_interval
 from vopt.objectives.records import CounterSample, LoadResult, LoadWindow, RequestRecord
 from vopt.objectives.steadiness import sub_window_edges, token_scale
@@ -18,14 +19,18 @@ def token_events(records: Iterable[RequestRecord]) -> tuple[tuple[Array, Array],
     counted = [record for record in records if record.failure is None and record.chunk_times_s]
     lengths = [len(record.chunk_times_s) for record in counted]
     at = np.fromiter(chain.from_iterable(record.chunk_times_s for record in counted), np.float64, sum(lengths))
-    chunks = (
-        (*record.chunk_tokens, *(0,) * n)[:n] if record.chunk_tokens else (1,) * n
-        for record, n in zip(counted, lengths, strict=True)
-    )
+    chunks = (_chunk_tokens(record, n) for record, n in zip(counted, lengths, strict=True))
     tokens = np.fromiter(chain.from_iterable(chunks), np.float64, sum(lengths))
     tokens *= np.repeat([token_scale(record) for record in counted], lengths)
     first = np.array([record.chunk_times_s[0] for record in counted], np.float64)
     return (at, tokens), (first, np.array([record.prompt_tokens for record in counted], np.float64))
+
+
+def _chunk_tokens(record: RequestRecord, n: int) -> tuple[int, ...]:
+    """One count for each of ``n`` chunks, also where a record contradicts itself."""
+    if not record.chunk_tokens:
+        return (1,) * n
+    return record.chunk_tokens if len(record.chunk_tokens) == n else (*record.chunk_tokens, *(0,) * n)[:n]
 
 
 def add_rates(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from vopt.optimizer.command_reader import human_integer, parse_command
 from vopt.optimizer.errors import UsageError
 from vopt.search_spaces.arguments import stored_arguments

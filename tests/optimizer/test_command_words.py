@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from vopt.optimizer.command import shell_line, split_environment, to_argv, to_words, with_resolved
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.errors import UsageError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from vopt.search_spaces.arguments import Kind, release_of, stored_arguments, stored_versions
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from vopt.search_spaces.defaults import batch_defaults, capture_sizes, resolve
 from vopt.search_spaces.kv_cache import kv_layout, token_bytes
 from vopt.search_spaces.memory import GIB, Calibration, Gpu, Possible, can_start, memory_plan

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from vopt.search_spaces.rules import forbidden_violations, rule_violations
 
 MODEL = {

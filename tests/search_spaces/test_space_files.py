@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from vopt.search_spaces.parse import (
     MODES,
     SpaceFileError,

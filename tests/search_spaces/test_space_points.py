@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from vopt.search_spaces.learned import Learned
 from vopt.search_spaces.parameter import Bound, Inactive, Parameter, Seed, Violation
 from vopt.search_spaces.space import SearchSpace

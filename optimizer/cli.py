@@ -1,0 +1,299 @@
+"""The command line. The only place that prints and exits; stdout carries the answer alone, stderr everything else."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vopt.optimizer.errors import GateFailed, Interrupted, NothingFeasible, VoptError
+from vopt.optimizer.options import (
+    BenchOptions,
+    CheckedSpaceOptions,
+    CleanOptions,
+    DashboardOptions,
+    DoctorOptions,
+    ExportOptions,
+    ReportOptions,
+    ResumeOptions,
+    SearchOptions,
+    ShowOptions,
+    StoredOptions,
+    WorkloadOptions,
+    command,
+)
+
+if TYPE_CHECKING:  # the command line imports nothing heavy before it knows what to do
+    from vopt.optimizer.history import StudyRecord
+    from vopt.optimizer.report.console import ProgressDisplay
+    from vopt.optimizer.report.view import StudyView
+
+app = typer.Typer(name="vopt", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+def main() -> None:
+    """The ``vopt`` command."""
+    app(prog_name="vopt")
+
+
+def verbs() -> tuple[str, ...]:
+    """Every verb, in the order of ``vopt --help``."""
+    return tuple(str(info.name) for info in app.registered_commands)
+
+
+@app.callback()
+def vopt(
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Finds the vLLM launch command that is best for your model, machine and workload, and says how much better it is."""
+    if show_version:
+        try:
+            print(version("vopt"))
+        except PackageNotFoundError:
+            print("source tree")
+        raise typer.Exit
+
+
+def _verb(name: str, options: type[Any]) -> Callable[[Callable[[Any], int | None]], Callable[[Any], int | None]]:
+    """Registers a function of one options object as a verb; what it returns is the exit code."""
+
+    def register(body: Callable[[Any], int | None]) -> Callable[[Any], int | None]:
+        def run(typed: Any) -> None:
+            with _reported():
+                code = body(typed)
+            raise typer.Exit(code or 0)
+
+        run.__name__, run.__doc__ = body.__name__, body.__doc__
+        app.command(name)(command(options, run))
+        return body
+
+    return register
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Turns an expected error into one paragraph on stderr and its exit code."""
+    try:
+        yield
+    except VoptError as error:
+        print(f"vopt: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"  try: {error.hint}", file=sys.stderr)
+        raise typer.Exit(error.exit_code) from None
+    except KeyboardInterrupt:
+        print("vopt: interrupted", file=sys.stderr)
+        raise typer.Exit(Interrupted.exit_code) from None
+
+
+def _print_json(document: Any) -> None:
+    print(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+@_verb("search", SearchOptions)
+def search(options: SearchOptions) -> int | None:
+    """Find the best launch command: the whole loop, from the defaults to a confirmed answer."""
+    from vopt.optimizer.launch import dry_run, launch
+    from vopt.optimizer.prepare import find_goals
+
+    (goal, *_) = find_goals(options)
+    with _progress(goal.metric, goal.direction == "maximize", options.simulate is not None, options.quiet) as listener:
+        if options.dry_run:
+            text = dry_run(options, listener)
+        else:
+            study = launch(options, listener)
+    if options.dry_run:
+        print(text)
+        return None
+    return _answer(study, options.json)
+
+
+@_verb("resume", ResumeOptions)
+def resume(options: ResumeOptions) -> int | None:
+    """Go on with a study after an interruption, a crash, or with a larger budget."""
+    from vopt.optimizer.launch import relaunch
+    from vopt.optimizer.report.view import StudyView
+    from vopt.optimizer.study import read_study
+
+    view = StudyView.of(read_study(options.storage, options.study, data_dir=options.data_dir))
+    with _progress(view.metric, view.maximize, view.simulated, options.quiet) as listener:
+        study = relaunch(options, listener)
+    return _answer(study, options.json)
+
+
+def _progress(metric: str, maximize: bool, simulated: bool, quiet: bool) -> ProgressDisplay:
+    """Progress on stderr, as the terminal allows."""
+    from vopt.optimizer.gpus import memory_in_use
+    from vopt.optimizer.report.console import ProgressDisplay, display_mode
+    from vopt.optimizer.report.live import MemoryUse, Progress
+    from vopt.optimizer.report.redaction import known_secrets
+
+    def memory() -> MemoryUse | None:
+        used = memory_in_use()
+        return MemoryUse(*used) if used else None
+
+    progress = Progress(metric, maximize, simulated, known_secrets(os.environ))
+    return ProgressDisplay(progress, sys.stderr, display_mode(sys.stderr, quiet=quiet), memory=None if simulated else memory)
+
+
+def _answer(study: StudyRecord, as_json: bool) -> int | None:
+    """The verdict on stderr, the command (or the document) on stdout; the exit code."""
+    from vopt.optimizer.recommend import Verdict
+    from vopt.optimizer.report import console, document, show, wording
+
+    view = _view(study)
+    console.write_blocks(show.answer_blocks(view), sys.stderr)
+    if as_json:
+        _print_json(document.answer_document(view))
+    elif view.answer is not None and view.answer.argv is not None:
+        print(wording.command_text(view.answer.argv))
+    return NothingFeasible.exit_code if view.verdict is Verdict.NOTHING_FEASIBLE else None
+
+
+def _view(study: StudyRecord) -> StudyView:
+    from vopt.optimizer.report.redaction import known_secrets
+    from vopt.optimizer.report.view import StudyView
+
+    return StudyView.of(study, known_secrets(os.environ))
+
+
+@_verb("bench", BenchOptions)
+def bench(options: BenchOptions) -> int | None:
+    """Measure one configuration, a running server, or a study's recommendation again."""
+    from vopt.optimizer.bench_run import bench as run_bench
+
+    with _progress("tokens_per_s", True, options.simulate is not None, options.json) as listener:
+        outcome = run_bench(options, listener)
+    if options.json:
+        _print_json(outcome.document)
+    else:
+        print(outcome.text)
+    return GateFailed.exit_code if outcome.gate_failed else None
+
+
+@_verb("space", CheckedSpaceOptions)
+def space(options: CheckedSpaceOptions) -> int | None:
+    """Print what can be varied here, each bound with its reason; or check a launch command."""
+    from vopt.optimizer.space_of import check_command, describe_space
+
+    report = check_command(options) if options.check is not None else describe_space(options)
+    if options.json:
+        _print_json(report.document)
+    else:
+        print(report.text)
+    return report.exit_code
+
+
+@_verb("show", ShowOptions)
+def show(options: ShowOptions) -> int | None:
+    """Studies; or one study: baseline, winner, rejected with reasons, importance."""
+    from vopt.optimizer.report import console, document, show
+    from vopt.optimizer.study import list_studies
+
+    if options.all:
+        views = [_view(record) for record in list_studies(options.storage, data_dir=options.data_dir)]
+        if options.json:
+            _print_json(document.list_document(views))
+        else:
+            console.write_blocks(show.list_blocks(views), sys.stdout)
+        return None
+    record = _stored(options)
+    if options.json:
+        _print_json(document.study_document(_view(record)))
+    else:
+        console.write_blocks(show.study_blocks(_view(record), _importance(record)), sys.stdout)
+    return None
+
+
+def _stored(options: StoredOptions) -> StudyRecord:
+    from vopt.optimizer.study import read_study
+
+    return read_study(options.storage, options.study, data_dir=options.data_dir)
+
+
+def _importance(record: StudyRecord) -> dict[str, float]:
+    from vopt.optimizer.importance import importance
+
+    return importance(record)
+
+
+@_verb("export", ExportOptions)
+def export(options: ExportOptions) -> int | None:
+    """The answer as a shell script, YAML for vllm serve, JSON, a compose file, or Kubernetes objects."""
+    from vopt.optimizer.report.deploy import export as render
+    from vopt.optimizer.report.redaction import known_secrets
+
+    _write(render(_stored(options), options.format, options.trial, secrets=known_secrets(os.environ)), options.output)
+    return None
+
+
+@_verb("report", ReportOptions)
+def report(options: ReportOptions) -> int | None:
+    """One self-contained HTML page."""
+    from vopt.optimizer.report.page import page
+    from vopt.optimizer.report.redaction import known_secrets
+
+    record = _stored(options)
+    output = options.output or Path(f"{record.name.replace('/', '_')}.html")
+    _write(page(record, _importance(record), secrets=known_secrets(os.environ)), output)
+    print(output)
+    return None
+
+
+@_verb("dashboard", DashboardOptions)
+def dashboard(options: DashboardOptions) -> int | None:
+    """optuna-dashboard on a read-only copy of the storage, bound to 127.0.0.1."""
+    from vopt.optimizer.dashboard import serve
+
+    def ready(url: str) -> None:
+        print(f"optuna-dashboard on {url} (read-only; Ctrl-C ends it)", file=sys.stderr)
+
+    serve(options.storage, port=options.port, data_dir=options.data_dir, ready=ready)
+    return None
+
+
+@_verb("workload", WorkloadOptions)
+def workload(options: WorkloadOptions) -> int | None:
+    """Write a workload file from the histograms of a running vLLM."""
+    from vopt.optimizer.bench_run import workload_from_metrics
+
+    print(workload_from_metrics(options))
+    return None
+
+
+@_verb("doctor", DoctorOptions)
+def doctor(options: DoctorOptions) -> int | None:
+    """What is installed, which GPUs, free memory, leftovers of a dead search, and what to do about each."""
+    from vopt.optimizer.doctor import examine
+
+    report = examine(options)
+    if options.json:
+        _print_json(report.document)
+    else:
+        print(report.text)
+    return None
+
+
+@_verb("clean", CleanOptions)
+def clean(options: CleanOptions) -> int | None:
+    """Remove leftovers of dead searches, and caches beyond the disk budget."""
+    from vopt.optimizer.clean import clean as sweep
+
+    for line in sweep(options.disk_budget, dry_run=options.dry_run):
+        print(line)
+    return None
+
+
+def _write(text: str, output: Path | None) -> None:
+    """To stdout, or to a file that only its owner may read."""
+    if output is None:
+        sys.stdout.write(text)
+        return
+    output.write_text(text, encoding="utf-8")
+    output.chmod(0o700 if text.startswith("#!") else 0o600)

@@ -1,0 +1,172 @@
+"""What a running trial owns, written down where a later command can find it. Standard library only.
+
+A supervisor cleans up by itself, even when the search is killed. Only when the supervisor is killed too, or the power
+fails, does a manifest stay behind; ``vopt doctor`` lists those and ``vopt clean`` sweeps them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vopt.optimizer.engine.kin import Identity, alive, descendants, every_process, identity, send_signal
+
+
+def run_directory() -> Path:
+    """Where this user's locks and manifests lie on this host; emptied by a reboot where the system does so."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    base = Path(runtime) if runtime and os.access(runtime, os.W_OK) else Path("/tmp")  # not TMPDIR: all searches must agree
+    path = base / f"vopt-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    if path.lstat().st_uid != os.getuid():
+        raise PermissionError(f"{path} belongs to another user")
+    return path
+
+
+def boot_id() -> str:
+    """Names this boot: pids and start times from another boot mean nothing."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+@dataclass(slots=True)
+class Manifest:
+    """A trial's supervisor, its processes so far, the files that they hold, and its private temporary directory."""
+
+    path: Path
+    supervisor: Identity
+    leader: Identity | None = None
+    began_epoch_s: float = field(default_factory=time.time)
+    boot: str = field(default_factory=boot_id)
+    kin: set[Identity] = field(default_factory=set)
+    held: set[str] = field(default_factory=set)
+    private_directory: str | None = None
+    log: str = ""
+
+    def write(self) -> None:
+        data = {
+            "supervisor": _pair(self.supervisor),
+            "leader": _pair(self.leader) if self.leader else None,
+            "began_epoch_s": self.began_epoch_s,
+            "boot": self.boot,
+            "kin": sorted(_pair(who) for who in self.kin),
+            "held": sorted(self.held),
+            "private_directory": self.private_directory,
+            "log": self.log,
+        }
+        draft = self.path.with_suffix(".draft")
+        with contextlib.suppress(OSError):  # a full disk costs the record, not the trial
+            draft.write_text(json.dumps(data))
+            os.replace(draft, self.path)
+
+    @classmethod
+    def read(cls, path: Path) -> Manifest:
+        """Raises ``ValueError`` or ``OSError`` for what is no manifest."""
+        data: dict[str, Any] = json.loads(path.read_text())
+        try:
+            return cls(
+                path=path,
+                supervisor=Identity(*data["supervisor"]),
+                leader=Identity(*data["leader"]) if data["leader"] else None,
+                began_epoch_s=data["began_epoch_s"],
+                boot=data["boot"],
+                kin={Identity(*pair) for pair in data["kin"]},
+                held=set(data["held"]),
+                private_directory=data["private_directory"],
+                log=data["log"],
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    def living(self) -> tuple[Identity, ...]:
+        """The trial's processes that still run: those written down, what they started since, and the rest of the session."""
+        if self.boot != boot_id():
+            return ()
+        known = {who for who in self.kin if alive(who)}
+        known |= {entry.identity for who in tuple(known) for entry in descendants(who.pid)}
+        if self.leader is not None:
+            known |= {
+                entry.identity
+                for entry in every_process()
+                if entry.session == self.leader.pid and entry.identity.start_ticks >= self.leader.start_ticks
+            }
+        return tuple(who for who in known if alive(who))
+
+
+def _pair(who: Identity) -> list[int]:
+    return [who.pid, who.start_ticks]
+
+
+def begin(log: Path) -> Manifest:
+    """A manifest for the calling supervisor."""
+    me = identity(os.getpid())
+    assert me is not None
+    folder = run_directory() / "trials"
+    folder.mkdir(exist_ok=True)
+    return Manifest(path=folder / f"{me.pid}-{me.start_ticks}.json", supervisor=me, log=str(log))
+
+
+def dead_trials() -> tuple[Manifest, ...]:
+    """Manifests whose supervisor no longer runs: leftovers of a search that died together with its supervisor."""
+    found = []
+    for path in sorted((run_directory() / "trials").glob("*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            manifest = Manifest.read(path)
+            if manifest.boot != boot_id() or not alive(manifest.supervisor):
+                found.append(manifest)
+    return tuple(found)
+
+
+def sweep(manifest: Manifest, *, patience_s: float = 10.0) -> tuple[str, ...]:
+    """Kill what lives of a dead trial, unlink what it held, remove its directory; the names of what stayed."""
+    until = time.monotonic() + patience_s
+    while living := manifest.living():
+        for who in living:
+            with contextlib.suppress(PermissionError):
+                send_signal(who, signal.SIGKILL)
+        if time.monotonic() > until:
+            break
+        time.sleep(0.05)
+    stayed = [f"process {who.pid} does not end" for who in living]
+    stayed += remove_files(manifest)
+    if not stayed:
+        manifest.path.unlink(missing_ok=True)
+    return tuple(stayed)
+
+
+def remove_files(manifest: Manifest) -> list[str]:
+    """Unlink the shared memory and sockets of a trial that is gone, and its private directory; what could not be removed."""
+    stayed = []
+    for path in sorted(manifest.held):
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            stayed.append(f"{path}: {error.strerror}")
+    if manifest.private_directory:
+        shutil.rmtree(manifest.private_directory, ignore_errors=True)
+        if os.path.exists(manifest.private_directory):
+            stayed.append(manifest.private_directory)
+    return stayed
+
+
+LONGEST_PRIVATE_PATH = 70
+"""vLLM puts its sockets under TMPDIR; a socket's path may have 107 bytes, and vLLM's names need the rest."""
+
+
+def private_directory() -> str:
+    """A fresh directory for one trial's TMPDIR, its path at most 70 bytes long."""
+    base = tempfile.gettempdir()
+    if len(os.fsencode(base)) > LONGEST_PRIVATE_PATH - 20:
+        base = "/tmp"
+    return tempfile.mkdtemp(prefix="vopt-", dir=base)

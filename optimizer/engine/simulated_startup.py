@@ -1,0 +1,106 @@
+"""How long a simulated engine takes to start, part by part, and which of its parts the caches of earlier starts save.
+
+Measured on an H200 with vLLM 0.22.1 and dummy weights (seconds, first start / new compile key / known key): Qwen3.5-9B
+217.6 / 68.9 / 40.5, Qwen3-8B 78.3 / 47.6 / 25.1, with the Triton and vLLM caches shared by all starts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vopt.optimizer.trial import StartClass
+from vopt.search_spaces.defaults import GIB, Resolved, capture_sizes, version_key
+from vopt.search_spaces.shape import ModelShape
+
+IMPORT_S = 15.0
+READ_BYTES_PER_S = 4.0 * GIB
+"""Reading weights that lie in the page cache or on a local NVMe drive."""
+DUMMY_BYTES_PER_S = 9.0 * GIB
+
+OUTSIDE_KEY = frozenset(
+    {
+        "gpu_memory_utilization",
+        "stream_interval",
+        "scheduling_policy",
+        "long_prefill_token_threshold",
+        "prefill_schedule_interval",
+        "watermark",
+        "max_num_active_seqs",
+        "seed",
+        "mamba_backend",
+        "served_model_name",
+        "load_format",
+        "kv_cache_memory_bytes",
+    }
+)
+"""Arguments that the compile cache's key does not depend on (hashes compared with vLLM 0.32)."""
+
+OUTSIDE_DENSE_KEY = frozenset({"max_model_len", "enable_prefix_caching", "enable_chunked_prefill", "language_model_only"})
+"""The same for models without linear attention only."""
+
+
+def compile_key(shape: ModelShape, arguments: Mapping[str, Any], resolved: Resolved, version: str) -> str:
+    """What two starts must agree in to share compiled code. ``max_num_seqs`` joined the key with vLLM 0.29."""
+    ignored = OUTSIDE_KEY | (frozenset() if shape.hybrid else OUTSIDE_DENSE_KEY) | {"max_num_seqs", "max_num_batched_tokens"}
+    key: dict[str, Any] = {name: value for name, value in arguments.items() if name not in ignored and value is not None}
+    key.pop("performance_mode", None)
+    key["tokens"] = resolved.max_num_batched_tokens
+    key["sizes"] = [resolved.capture_size, resolved.performance_mode == "interactivity"]
+    if version_key(version) >= (0, 29):
+        key["seqs"] = resolved.max_num_seqs
+    return json.dumps([shape.name, version, key], sort_keys=True, default=str)
+
+
+@dataclass(slots=True)
+class SimulatedCaches:
+    """What earlier starts of one study left on disk: models inspected and tuned, and compile keys."""
+
+    models: set[str] = field(default_factory=set)
+    keys: set[str] = field(default_factory=set)
+
+    def start_class(self, shape: ModelShape, key: str) -> StartClass:
+        if shape.name not in self.models:
+            return StartClass.FIRST
+        return StartClass.KNOWN_KEY if key in self.keys else StartClass.NEW_KEY
+
+    def fill(self, shape: ModelShape, key: str) -> None:
+        self.models.add(shape.name)
+        self.keys.add(key)
+
+
+def start_parts(
+    shape: ModelShape, resolved: Resolved, start_class: StartClass, *, weight_bytes: int, dummy: bool, eager: bool
+) -> dict[str, float]:
+    """Seconds by part. Hybrids spawn their engine process instead of forking it and tune kernels at their first start."""
+    first, known = start_class is StartClass.FIRST, start_class is StartClass.KNOWN_KEY
+    hybrid, layers = shape.hybrid, shape.layers
+    sizes = len(capture_sizes(resolved.capture_size, resolved.performance_mode))
+    parts = {
+        "import": IMPORT_S,
+        "inspect": (25.0 if hybrid else 20.0) if first else 0.0,
+        "config": 0.7 if first else 3.7,
+        "process": (19.0 if first else 15.0) if hybrid else 0.0,
+        "worker": 5.0 if hybrid else 2.0,
+        "weights": weight_bytes / (DUMMY_BYTES_PER_S if dummy else READ_BYTES_PER_S),
+        "compile": 0.0 if eager else _compile_s(layers, hybrid, first, known),
+        "profile": 1.0,
+        "tuning": (90.0 if hybrid else 0.0) if first else 0.0,
+        "warmup": (10.0 if hybrid else 17.0) if first else 1.0,
+        "capture": 0.06 * sizes * (2 if resolved.full_graphs else 1) + (3.0 if sizes else 0.0),
+    }
+    if resolved.tensor * resolved.pipeline > 1:
+        parts["communicators"] = 12.0
+    if resolved.speculation is not None and not known:
+        parts["drafter"] = 12.0
+    return parts
+
+
+def _compile_s(layers: int, hybrid: bool, first: bool, known: bool) -> float:
+    if known:
+        return 0.17 * layers if hybrid else 0.24 * layers
+    if first:
+        return (1.65 if hybrid else 0.81) * layers
+    return (1.02 if hybrid else 0.82) * layers

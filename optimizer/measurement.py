@@ -1,0 +1,54 @@
+"""How a study measures: fixed on the baseline's engine, frozen for every later trial, stored with each record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vopt.objectives.records import RequestRecord
+from vopt.optimizer.load.plan import Arrivals, LoadPlan
+
+SHORTEST_WINDOW_S = 60.0
+STALL_FACTOR = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the user fixed of the load; ``None`` is found on the baseline's engine."""
+
+    arrivals: Arrivals
+    concurrency: int | None = None
+    rate: float | None = None
+    window_s: float | None = None
+    max_requests: int | None = None
+    min_success: float = 0.99
+    seed: int = 0
+    deadline_s: float = 1800.0
+
+    @property
+    def open_loop(self) -> bool:
+        return self.arrivals is not Arrivals.CLOSED
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The frozen plan. ``observed_output_tokens`` are the natural ends that the baseline saw, by request;
+    ``expected_requests`` how many requests its load brought to an end."""
+
+    plan: LoadPlan
+    observed_output_tokens: Mapping[int, int]
+    expected_requests: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self.plan), "expected_requests": self.expected_requests}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], observed: Mapping[int, int]) -> Measurement:
+        plan = {name: value for name, value in data.items() if name != "expected_requests"}
+        return cls(LoadPlan(**{**plan, "arrivals": Arrivals(data["arrivals"])}), observed, data.get("expected_requests"))
+
+
+def natural_ends(records: Iterable[RequestRecord]) -> dict[int, int]:
+    """Output lengths of the requests that ended by themselves, by index."""
+    return {record.index: record.output_tokens for record in records if record.succeeded and record.finish_reason == "stop"}

@@ -1,0 +1,204 @@
+"""Preflight: from what was typed to everything that a search needs, before any engine starts and before anything is stored."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vopt.objectives.goals import Goal, GoalError, Limit, built_in_goal, parse_limit
+from vopt.objectives.metrics import Direction
+from vopt.optimizer import gpus
+from vopt.optimizer.environment import host_facts
+from vopt.optimizer.errors import UsageError
+from vopt.optimizer.load.materialise import Materialised, materialise
+from vopt.optimizer.load.plan import Arrivals
+from vopt.optimizer.load.text import load_tokenizer, serving_sampling
+from vopt.optimizer.load.workload import Workload, named
+from vopt.optimizer.load.workload_files import read_workload
+from vopt.optimizer.measurement import Asked
+from vopt.optimizer.options import BenchOptions, SearchOptions
+from vopt.optimizer.report.redaction import clean
+from vopt.optimizer.subject import Subject
+
+SIMULATED_VOCAB = 32_000
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The workload and its requests. ``soak`` are the workload's longest requests."""
+
+    workload: Workload
+    requests: Materialised
+    soak: Materialised
+
+
+def find_goals(options: SearchOptions) -> tuple[Goal, ...]:
+    """The goals that were typed, limits included; the first decides where one has to."""
+    if not options.goal:
+        raise UsageError("no goal is given", hint="vopt search --goal throughput --model MODEL")
+    try:
+        limits: list[Limit] = [parse_limit(text) for text in options.limit]
+        return tuple(
+            built_in_goal(
+                name, metric=options.metric, limits=limits, min_success=options.min_success, guard=not options.no_guard
+            )
+            for name in options.goal
+        )
+    except GoalError as error:
+        raise UsageError(str(error), hint=error.hint) from None
+
+
+def find_load(options: SearchOptions | BenchOptions, subject: Subject, say: Callable[[str], None]) -> Load:
+    """The workload, checked against ``max_model_len``, with the sampling parameters that ``vllm serve`` would apply."""
+    directory = subject.model.directory
+    vocab = subject.shape.vocab if subject.shape is not None else SIMULATED_VOCAB
+    tokenizer = None
+    if directory is not None and not subject.machine.simulated:
+        tokenizer, note = load_tokenizer(_tokenizer_directory(subject, directory), vocab=vocab)
+        if note:
+            say(note)
+    workload = find_workload(options.workload, tokenizer, say)
+    sampling = serving_sampling(directory) if directory is not None else {}
+    workload = workload.with_sampling(sampling)
+    max_model_len = longest_context(subject)
+
+    def made(of: Workload) -> Materialised:
+        return materialise(
+            of,
+            tokenizer,
+            seed=options.seed,
+            vocab=vocab,
+            max_model_len=max_model_len,
+            sampling=sampling,
+            natural_ends=not (subject.dummy_weights or subject.machine.simulated) and of.natural_text and tokenizer is not None,
+            prompts=not subject.machine.simulated,
+        )
+
+    requests = made(workload)
+    for note in requests.notes:
+        say(note)
+    return Load(workload, requests, made(workload.longest()))
+
+
+def find_workload(name: str, tokenizer: Any, say: Callable[[str], None]) -> Workload:
+    """A named workload, or one read from a file; what had to be left out of the file is said, line by line."""
+    path = Path(name)
+    if not path.suffix and not path.exists():
+        return named(name)
+    read = read_workload(path, tokenizer)
+    for note in read.notes:
+        say(f"{path}: {note}")
+    for line in read.broken:
+        say(f"{path}, entry {line.number}: {line.reason}")
+    return read.workload
+
+
+def longest_context(subject: Subject) -> int:
+    """``max_model_len`` as the baseline will have it: stated, else the model's own."""
+    stated = (subject.fixed | subject.baseline).get("max_model_len")
+    if isinstance(stated, int) and stated > 0:
+        return stated
+    return subject.shape.max_position if subject.shape is not None else 2**31
+
+
+def _tokenizer_directory(subject: Subject, directory: Path) -> Path:
+    stated = (subject.fixed | subject.baseline).get("tokenizer")
+    return Path(stated) if isinstance(stated, str) and Path(stated).is_dir() else directory
+
+
+def find_asked(options: SearchOptions, goal: Goal) -> Asked:
+    """What the user fixed of the load. A throughput goal is a closed loop; latency and goodput are measured at a rate."""
+    if options.rate is not None and not (options.rate > 0 and options.rate < float("inf")):
+        raise UsageError(f"--rate {options.rate}: a rate is requests per second, above 0 and finite", hint="--rate 8")
+    if options.window is not None and not options.window > 0:
+        raise UsageError(f"--window {options.window}: a window is longer than 0 seconds", hint="--window 60s")
+    open_loop = goal.direction is Direction.MINIMIZE or goal.name == "goodput"
+    if options.rate is not None and not open_loop:
+        raise UsageError(
+            "a throughput goal is measured in a closed loop: below saturation every configuration has the rate's throughput",
+            hint="--goal latency --rate …, or leave --rate out",
+        )
+    return Asked(
+        arrivals=Arrivals.POISSON if open_loop else Arrivals.CLOSED,
+        concurrency=concurrency_of(options.concurrency),
+        rate=options.rate,
+        window_s=options.window,
+        max_requests=options.requests,
+        min_success=next((limit.value for limit in goal.limits if limit.metric == "success_rate"), 0.99),
+        seed=options.seed,
+    )
+
+
+def concurrency_of(text: str | None) -> int | None:
+    """``auto`` (or nothing) is ``None``; anything else is a whole number above 0."""
+    if text is None or text == "auto":
+        return None
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise UsageError(
+            f"--concurrency {text}: requests in flight are a whole number above 0, or auto", hint="--concurrency 128"
+        )
+    return value
+
+
+def conditions_of(subject: Subject) -> Callable[[], Mapping[str, Any]]:
+    """What is stored of the machine beside each trial: enough to explain a drift later."""
+
+    def conditions() -> Mapping[str, Any]:
+        return {
+            "gpus": [
+                {"name": gpu.name, "sm_clock_mhz": gpu.sm_clock_mhz, "temperature_c": gpu.temperature_c, "power_w": gpu.power_w}
+                for gpu in gpus.select(subject.machine.uuids)
+            ],
+            "load_average": os.getloadavg()[0] if not subject.machine.simulated else None,
+        }
+
+    return conditions
+
+
+def setup_of(
+    options: SearchOptions, subject: Subject, goals: tuple[Goal, ...], load: Load, space: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The study attributes: what fixed this study, and what a resume has to find unchanged."""
+    typed = {name: _plain(value) for name, value in asdict(options).items()}
+    return {
+        "model": subject.model.name,
+        "model_revision": subject.model.revision,
+        "model_shape": subject.shape.summary() if subject.shape is not None else None,
+        "gpus": list(subject.machine.names),
+        "vllm_version": subject.schema.version,
+        "engine": options.engine if not subject.machine.simulated else "simulated",
+        "simulated": subject.machine.simulated,
+        "dummy_weights": subject.dummy_weights,
+        "goal": goals[0].to_json(),
+        "goals": [goal.to_json() for goal in goals],
+        "workload": load.workload.to_json() if not load.workload.recorded else {"name": load.workload.name},
+        "workload_digest": load.workload.digest,
+        "fixed": subject.fixed.to_json(),
+        "front_end": list(subject.front_end),
+        "options": clean(typed),
+        "seed": options.seed,
+        "environment": {**host_facts(), "variables": clean({**engine_variables(), **subject.environment})},
+        "baseline_argv": list(subject.argv(subject.baseline)),
+        **space,
+    }
+
+
+def engine_variables() -> dict[str, str]:
+    """vLLM's own variables that this process passes on to every engine it starts."""
+    return {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+def with_typed(options: SearchOptions, **changed: Any) -> SearchOptions:
+    """The same options with what a resume may change, where it was given."""
+    return replace(options, **{name: value for name, value in changed.items() if value is not None})

@@ -1,0 +1,129 @@
+"""The exported script: the measured command, quoted so that any value survives, with its provenance in comments. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from vopt.optimizer.recommend import Verdict
+from vopt.optimizer.report import wording
+from vopt.optimizer.report.redaction import clean_argv, is_secret_name
+from vopt.optimizer.report.view import StudyView
+
+LOOPBACK = "127.0.0.1"
+_BINDING = ("--host", "--uds", "--fd")
+_MATTERS = ("VLLM_", "CUDA_", "NCCL_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "FLASHINFER_", "HSA_", "HIP_", "ROCR_")
+_ENTRY = "env:"
+_NEVER = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "VLLM_PORT", "VLLM_API_KEY"})
+
+
+def bound_argv(argv: Sequence[str]) -> tuple[str, ...]:
+    """``argv`` on loopback, unless it says itself where to listen. vLLM without ``--host`` listens on every interface, and
+    serves whoever reaches it."""
+    listens = any(word.split("=", 1)[0] in _BINDING for word in argv)
+    return tuple(argv) if listens else (*argv, "--host", LOOPBACK)
+
+
+def exported_variables(view: StudyView, trial: str | None = None) -> dict[str, str]:
+    """Environment variables that the exported engine was measured with: those of the measurement that change what an engine
+    does, and the ``env:NAME`` entries of ``--set`` and of its configuration. No secrets, nothing of this one machine."""
+    environment = view.setup.get("environment") or {}
+    found = {name: value for name, value in (environment.get("variables") or {}).items() if name.startswith(_MATTERS)}
+    start = view.trial(trial) if trial is not None else None
+    config = start.config if start else view.answer.winner_config if view.answer else None
+    for name, value in (*_typed_variables(view), *(config or {}).items()):
+        if name.startswith(_ENTRY):
+            found[name.removeprefix(_ENTRY)] = ("1" if value else "0") if isinstance(value, bool) else str(value)
+    return {name: str(value) for name, value in sorted(found.items()) if _exportable(name)}
+
+
+def _exportable(name: str) -> bool:
+    return name.isidentifier() and name.isascii() and name not in _NEVER and not is_secret_name(name)
+
+
+def _typed_variables(view: StudyView) -> list[tuple[str, str]]:
+    """``--set env:NAME=VALUE`` as it was typed."""
+    typed = (view.setup.get("options") or {}).get("set") or ()
+    rows = (str(text).partition("=") for text in typed)
+    return [(name, value) for name, _, value in rows]
+
+
+def shell_script(view: StudyView, argv: Sequence[str], *, trial: str | None = None) -> str:
+    """A bash script that becomes ``argv``; further arguments given to it are appended. ``trial`` names the engine start
+    when it is not the study's answer."""
+    measured = clean_argv(argv)
+    words = bound_argv(measured)
+    lines = ["#!/usr/bin/env bash", *(f"# {line}".rstrip() for line in provenance(view, trial=trial))]
+    if len(words) != len(measured):
+        lines += [
+            "#",
+            f"# It listens on {LOOPBACK} only. To open it to other machines: replace that by 0.0.0.0, and set VLLM_API_KEY,",
+            "# since vLLM asks nobody for a password.",
+        ]
+    lines.append("set -euo pipefail")
+    lines += _exports(exported_variables(view, trial))
+    # ShellCheck cannot know that $ and typographic quotes inside single quotes are literal on purpose.
+    lines += ["", "# shellcheck disable=SC2016,SC1112", f"exec {wording.command_lines(words)} \\", '  "$@"', ""]
+    return "\n".join(lines)
+
+
+def provenance(view: StudyView, *, trial: str | None = None) -> list[str]:
+    """Where a command comes from: lines of text for comments, each without line breaks."""
+    answer = view.answer
+    start = view.trial(trial) if trial is not None else None
+    environment = view.setup.get("environment") or {}
+    rows = []
+    if start is not None:
+        rows.append(f"vLLM launch command of engine start {start.label} of the study {view.name}: {_result(view, trial)}")
+    elif answer is not None and answer.verdict is Verdict.NO_GAIN:
+        rows.append(f"vLLM launch command for {view.model}: the baseline, since the study found nothing measurably better")
+    else:
+        rows.append(f"vLLM launch command for {view.model}, found by vopt {environment.get('vopt_version', '')}".rstrip())
+    if view.simulated:
+        rows.append("SIMULATED: no engine ran. Measure it before you rely on it.")
+    if start is None:
+        rows.append(view.verdict_line())
+    rows += [
+        f"study {view.name} of {view.record.created_at}, goal {view.goal.get('name', '')}" + _joined("; ", view.limits),
+        f"measured on {view.machine}" + _driver(environment),
+        f"workload {view.workload}, digest {view.setup.get('workload_digest', '')}, seed {view.setup.get('seed', '')}",
+    ]
+    if revision := view.setup.get("model_revision"):
+        rows.append(f"model revision {revision}")
+    if start is None and answer is not None:
+        if answer.winner_label is not None:
+            rows.append(f"winner: engine start {answer.winner_label}; {answer.reason}")
+        if answer.soak:
+            rows.append(f"soak: {answer.soak}")
+        rows += [f"less than the defaults: {', '.join(below)}"] if (below := view.below_defaults()) else []
+    return [wording.one_line(row) for row in rows]
+
+
+def container_variables(view: StudyView, trial: str | None = None) -> Mapping[str, str]:
+    """The same for containers: without paths of the host that measured."""
+    host = ("_ROOT", "_HOME", "_DIR", "PATH")
+    return {name: value for name, value in exported_variables(view, trial).items() if not name.endswith(host)}
+
+
+def _result(view: StudyView, label: str | None) -> str:
+    start = view.trial(label) if label is not None else None
+    if start is None:
+        return ""
+    excluded = view.why_not(start)
+    value = wording.metric_text(view.metric, view.value(start))
+    return f"{value}; cannot be the answer: {excluded[1]}" if excluded else value
+
+
+def _joined(separator: str, rows: Sequence[str]) -> str:
+    return separator + separator.join(rows) if rows else ""
+
+
+def _driver(environment: Mapping[str, object]) -> str:
+    return f", driver {environment['driver']}" if environment.get("driver") else ""
+
+
+def _exports(variables: Mapping[str, str]) -> list[str]:
+    if not variables:
+        return []
+    head = ["", "# Environment of the measurement.", "# shellcheck disable=SC2016,SC1112"]
+    return [*head, *(f"export {name}={shlex.quote(value)}" for name, value in variables.items())]

@@ -1,0 +1,257 @@
+"""``vopt show`` and the answer of a search, as blocks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from vopt.optimizer.history import Stage
+from vopt.optimizer.recommend import Recommendation, Verdict
+from vopt.optimizer.report import wording
+from vopt.optimizer.report.blocks import Block, Code, Column, Facts, Line, Table, TableMaker, Tone
+from vopt.optimizer.report.view import Comparison, Spread, StudyView
+
+_REASON_WIDTH = 110
+_VERDICT_TONES = {
+    Verdict.BETTER: Tone.GOOD,
+    Verdict.NO_GAIN: Tone.PLAIN,
+    Verdict.NOTHING_FEASIBLE: Tone.BAD,
+    Verdict.UNCONFIRMED: Tone.WARN,
+}
+
+
+def list_blocks(views: Sequence[StudyView]) -> list[Block]:
+    """All studies, newest last."""
+    if not views:
+        return [Line("No studies here yet. vopt search --goal throughput --model MODEL makes one.")]
+    columns = (Column("Study"), Column("Begun"), Column("Goal"), Column("Starts", right=True), Column("Answer", wide=True))
+    table = TableMaker("Studies", columns)
+    for view in views:
+        tone = _VERDICT_TONES[view.verdict] if view.verdict else Tone.DIM
+        answer = view.verdict_line() if view.answer else "no answer yet"
+        begun = view.record.created_at.replace("T", " ").removesuffix("Z")[:16]
+        table.add(view.name, begun, str(view.goal.get("name", "")), str(len(view.trials)), answer, tone=tone)
+    return [table.done()]
+
+
+def answer_blocks(view: StudyView) -> list[Block]:
+    """What a search says at its end: verdict, gain, smallest visible gain, costs, what was rejected and why. The command is
+    not in it: it goes to standard output."""
+    answer = view.answer
+    if answer is None:
+        return [Line(view.verdict_line())]
+    facts = [("Why", answer.reason)] if answer.verdict is not Verdict.NOTHING_FEASIBLE else []
+    facts += _gain_facts(view, answer)
+    blocks: list[Block] = [verdict_block(view), Facts(tuple(facts))]
+    if answer.rejected:
+        blocks.append(rejected_table(view))
+    if answer.verdict is Verdict.NOTHING_FEASIBLE:
+        blocks.append(Line("\nThere is no command to run. A wider limit, a shorter workload or another model may have one."))
+    else:
+        blocks.append(Line(f"\nvopt report {view.name} makes a page of it, vopt export {view.name} a script.", Tone.DIM))
+    return blocks
+
+
+def study_blocks(view: StudyView, importance: Mapping[str, float] | None = None) -> list[Block]:
+    """One study in full."""
+    answer = view.answer
+    blocks: list[Block] = [verdict_block(view)]
+    if answer and answer.verdict is not Verdict.NOTHING_FEASIBLE:
+        blocks.append(Line(answer.reason, Tone.DIM))
+    blocks.append(Facts(tuple(_setup_facts(view))))
+    if answer and answer.argv is not None:
+        blocks.append(Code(wording.command_lines(answer.argv)))
+    if answer:
+        blocks.append(Facts(tuple(_gain_facts(view, answer))))
+    if rows := view.compared():
+        blocks.append(comparison_table(rows))
+    if answer and answer.overrides:
+        blocks.append(override_table(view, answer))
+    if (finalists := finalist_table(view)).rows:
+        blocks.append(finalists)
+    blocks.append(trials_table(view))
+    if view.rejected_by_kind():
+        blocks.append(rejected_table(view))
+    if importance:
+        blocks.append(_importance_table(importance))
+    blocks.append(_time_table(view))
+    return blocks
+
+
+def verdict_block(view: StudyView) -> Line:
+    return Line(view.verdict_line(), _VERDICT_TONES[view.verdict] if view.verdict else Tone.DIM, strong=True)
+
+
+def comparison_table(rows: Sequence[Comparison]) -> Table:
+    """Baseline against winner on every metric; the range over engine starts stands in brackets."""
+    columns = (
+        Column("Metric"),
+        Column("Baseline", right=True),
+        Column("Winner", right=True),
+        Column("Change", right=True),
+        Column(""),
+    )
+    starts = max((spread.starts for row in rows for spread in (row.baseline, row.winner) if spread), default=1)
+    note = f"Mean of {starts} starts (least to greatest)." if starts > 1 else "One engine start each: no interval."
+    table = TableMaker("Baseline against winner", columns, note)
+    for row in rows:
+        tone = Tone.PLAIN if row.better is None else Tone.GOOD if row.better else Tone.BAD
+        word = "" if row.better is None else "better" if row.better else "worse"
+        change = wording.change_text(row.change) if row.change is not None else wording.NONE
+        unit = wording.metric_unit(row.metric)
+        name = wording.metric_label(row.metric) + (f", {unit}" if unit else "")
+        table.add(name, spread_text(row.metric, row.baseline), spread_text(row.metric, row.winner), change, word, tone=tone)
+    return table.done()
+
+
+def spread_text(metric: str, spread: Spread | None) -> str:
+    """``24,000 (23,870–24,110)``, without the unit."""
+    if spread is None:
+        return wording.NONE
+    mean, low, high = (wording.metric_text(metric, value, unit=False) for value in (spread.mean, spread.low, spread.high))
+    return mean if spread.starts < 2 or low == high else f"{mean} ({low}–{high})"
+
+
+def trials_table(view: StudyView) -> Table:
+    """The engine starts of the search, one row each: what, how good, what came of it."""
+    value = wording.metric_label(view.metric)
+    columns = (
+        Column("Trial", right=True),
+        Column(value, right=True),
+        Column("vs baseline", right=True),
+        Column("Success", right=True),
+        Column("p95 TTFT", right=True),
+        Column("Result"),
+        Column("Configuration", wide=True),
+    )
+    table = TableMaker("Search", columns)
+    baseline = next((figure for trial in view.searched[:1] if (figure := view.value(trial)) is not None), None)
+    for trial in view.searched:
+        figure, excluded = view.value(trial), view.why_not(trial)
+        change = wording.change_text(figure / baseline) if figure is not None and baseline else wording.NONE
+        metrics = trial.metrics
+        table.add(
+            trial.label,
+            wording.metric_text(view.metric, figure),
+            change,
+            wording.metric_text("success_rate", metrics.get("success_rate") if metrics else None),
+            wording.metric_text("p95_ttft_s", metrics.get("p95_ttft_s") if metrics else None),
+            wording.kind_text(excluded[0]) if excluded else "ok",
+            wording.one_line(wording.config_text(trial.config)),
+            tone=Tone.BAD if excluded else Tone.PLAIN,
+        )
+    return table.done()
+
+
+def rejected_table(view: StudyView) -> Table:
+    """What cannot be the answer, grouped by kind."""
+    columns = (Column("Kind"), Column("Trial", right=True), Column("Reason", wide=True), Column("Configuration", wide=True))
+    groups = view.rejected_by_kind()
+    table = TableMaker(f"Rejected ({sum(map(len, groups.values()))})", columns)
+    for kind, rows in groups.items():
+        for place, row in enumerate(rows):
+            said = wording.kind_text(kind) if place == 0 else ""
+            config = wording.one_line(wording.config_text(row.config))
+            table.add(said, row.label, wording.one_line(row.reason, _REASON_WIDTH), config, tone=Tone.BAD)
+    return table.done()
+
+
+def _setup_facts(view: StudyView) -> list[tuple[str, str]]:
+    options = (
+        ("Study", f"{view.name}, begun {view.record.created_at}"),
+        ("Model", view.model),
+        ("Machine", view.machine + (" (simulated)" if view.simulated else "")),
+        ("Goal", f"{view.goal.get('name', '')} ({'highest' if view.maximize else 'lowest'} {view.metric})"),
+        ("Limits", "; ".join(view.limits)),
+        ("Workload", view.workload),
+        ("Mode", str(view.setup.get("mode") or "")),
+    )
+    return [(name, value) for name, value in options if value]
+
+
+def _gain_facts(view: StudyView, answer: Recommendation) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    if answer.gain and answer.verdict is not Verdict.NOTHING_FEASIBLE:
+        rows.append(("Gain", view.gain_text(answer.gain)))
+        if answer.gain.smallest_visible is not None:
+            visible = wording.change_text(answer.gain.smallest_visible)
+            rows.append(("Could have seen", f"a gain of {visible.removeprefix('+')} or more"))
+    if costs := view.costs():
+        rows += [("Costs" if place == 0 else "", cost_text(row)) for place, row in enumerate(costs)]
+    elif answer.winner_config is not None:
+        rows.append(("Costs", "nothing measurable on the other metrics"))
+    if answer.success:
+        failed = f"{answer.success.failed:,} of {answer.success.n:,}"
+        rows.append(("Failed requests", f"{failed}; at most {answer.success.upper_failure_share * 100:.2g} % (95 % bound)"))
+    if answer.soak:
+        rows.append(("Soak", answer.soak))
+    if below := view.below_defaults():
+        rows.append(("Less than default", "; ".join(below)))
+    if view.simulated:
+        rows.append(("Simulated", "no engine ran; measure the command on the real GPU before you rely on it"))
+    rows += [("Note", note) for note in answer.notes]
+    return rows
+
+
+def cost_text(row: Comparison) -> str:
+    """``p95 TTFT +16.3 % (430 ms -> 500 ms)``."""
+    assert row.change is not None
+    before, after = (wording.metric_text(row.metric, spread.mean if spread else None) for spread in (row.baseline, row.winner))
+    return f"{wording.metric_label(row.metric)} {wording.change_text(row.change)} ({before} → {after})"
+
+
+def override_table(view: StudyView, answer: Recommendation) -> Table:
+    """Each override of the finalist: kept or dropped, and what it is worth."""
+    columns = (Column("Override"), Column("Value"), Column(""), Column("Worth", right=True), Column("Why", wide=True))
+    table = TableMaker("What each override is worth", columns)
+    for row in answer.overrides:
+        kept = "kept" if row.kept else "dropped"
+        worth = view.gain_text(row.worth) if row.worth else "not measured"
+        value = wording.one_line(wording.value_text(row.value))
+        table.add(row.name, value, kept, worth, row.reason, tone=Tone.PLAIN if row.kept else Tone.DIM)
+    return table.done()
+
+
+def finalist_table(view: StudyView) -> Table:
+    """The starts after the search: screening, confirmation, soak."""
+    columns = (
+        Column("Start"),
+        Column("Stage"),
+        Column("Arm"),
+        Column(wording.metric_label(view.metric), right=True),
+        Column("Success", right=True),
+        Column("Loaded over"),
+        Column("Configuration", wide=True),
+    )
+    table = TableMaker("Finalists: screening, confirmation, soak", columns)
+    for trial in view.trials:
+        if trial.stage not in (Stage.SCREENING, Stage.CONFIRMATION, Stage.SOAK):
+            continue
+        success = trial.metrics.get("success_rate") if trial.metrics else None
+        table.add(
+            trial.label,
+            str(trial.stage),
+            str(trial.arm) if trial.arm else "",
+            wording.metric_text(view.metric, view.value(trial)),
+            wording.metric_text("success_rate", success),
+            "HTTP" if trial.served else "in-process",
+            wording.one_line(wording.config_text(trial.config)),
+            tone=Tone.BAD if view.why_not(trial) else Tone.PLAIN,
+        )
+    return table.done()
+
+
+def _importance_table(importance: Mapping[str, float]) -> Table:
+    table = TableMaker("Importance (feasible trials)", (Column("Parameter"), Column("Share", right=True), Column("")))
+    for name, share in sorted(importance.items(), key=lambda row: -row[1]):
+        table.add(name, f"{share * 100:.0f} %", "█" * max(1, round(share * 30)) if share >= 0.005 else "")
+    return table.done()
+
+
+def _time_table(view: StudyView) -> Table:
+    columns = (Column(""), Column("Starts", right=True), Column("Time", right=True))
+    table = TableMaker("Where the time went", columns)
+    for stage, (starts, seconds) in view.stage_totals().items():
+        table.add(str(stage), str(starts), wording.duration(seconds))
+    for phase, seconds in view.phase_totals().items():
+        table.add(f"  {phase}", "", wording.duration(seconds), tone=Tone.DIM)
+    return table.done()

@@ -1,0 +1,321 @@
+"""One study as its renderers see it: cleaned of secrets, with everything derived once that several of them show."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vopt.objectives.records import LoadStatus
+from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord
+from vopt.optimizer.recommend import Gain, Recommendation, Rejected, Verdict
+from vopt.optimizer.report import wording
+from vopt.optimizer.report.redaction import scrub
+from vopt.optimizer.trial import Phase
+
+DEFAULT_ROUNDS = 3
+DEFAULT_SOAK_S = 600.0
+DEFAULT_WINDOW_S = 60.0
+COST_METRICS = ("tokens_per_s", "success_rate", "mean_e2e_s", "p95_ttft_s", "p95_tpot_s", "goodput_per_s")
+"""Those whose loss is named as a cost of the winner; the others move with them."""
+METRIC_ORDER = (
+    "tokens_per_s",
+    "output_tokens_per_s",
+    "requests_per_s",
+    "goodput_per_s",
+    "success_rate",
+    *(f"{part}_{metric}_s" for metric in ("ttft", "tpot", "e2e") for part in ("mean", "p50", "p90", "p95", "p99")),
+    "kv_peak",
+    "preemptions",
+    "acceptance_length",
+    "prefix_hit_rate",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A metric over the engine starts of one arm: mean, least and greatest. One start: no spread."""
+
+    mean: float
+    low: float
+    high: float
+    starts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One metric of baseline and winner. ``change`` is winner / baseline; ``better`` is ``None`` when they do not differ, or
+    when neither direction is better (gauges)."""
+
+    metric: str
+    baseline: Spread | None
+    winner: Spread | None
+    change: float | None
+    better: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class StudyView:
+    """A scrubbed study and what follows from it. Make it with ``StudyView.of``."""
+
+    record: StudyRecord
+
+    @classmethod
+    def of(cls, record: StudyRecord, secrets: Sequence[str] = ()) -> StudyView:
+        """``secrets``: values that must appear nowhere (``redaction.known_secrets(os.environ)``)."""
+        return cls(scrub(record, secrets))
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def setup(self) -> Mapping[str, Any]:
+        return self.record.setup
+
+    @property
+    def trials(self) -> tuple[TrialRecord, ...]:
+        return self.record.trials
+
+    @property
+    def answer(self) -> Recommendation | None:
+        return self.record.recommendation
+
+    @property
+    def verdict(self) -> Verdict | None:
+        return self.answer.verdict if self.answer else None
+
+    @property
+    def simulated(self) -> bool:
+        return bool(self.setup.get("simulated"))
+
+    @property
+    def goal(self) -> Mapping[str, Any]:
+        goal = self.setup.get("goal")
+        return goal if isinstance(goal, Mapping) else {"name": str(goal)}
+
+    @property
+    def metric(self) -> str:
+        """The goal's metric."""
+        return str(self.goal.get("metric", "tokens_per_s"))
+
+    @property
+    def maximize(self) -> bool:
+        return str(self.goal.get("direction", "maximize")).lower().startswith("max")
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """The limits in words."""
+        return tuple(_limit_text(limit) for limit in self.goal.get("limits", ()))
+
+    @property
+    def model(self) -> str:
+        return str(self.setup.get("model", ""))
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return tuple(_gpu_name(gpu) for gpu in self.setup.get("gpus") or ())
+
+    @property
+    def machine(self) -> str:
+        """``1x NVIDIA H200, vLLM 0.32.0``."""
+        counted = ", ".join(f"{n}x {gpu}" for gpu, n in Counter(self.gpus).items()) or "CPU"
+        version = self.setup.get("vllm_version")
+        return f"{counted}, vLLM {version}" if version else counted
+
+    @property
+    def workload(self) -> str:
+        workload = self.setup.get("workload")
+        name = str(workload.get("name", "")) if isinstance(workload, Mapping) else str(workload or "")
+        plan = self.setup.get("load_plan") or {}
+        if plan.get("concurrency"):
+            return f"{name}, {plan['concurrency']} in flight"
+        return f"{name}, {plan['rate']:g} requests/s" if plan.get("rate") else name
+
+    @property
+    def searched(self) -> tuple[TrialRecord, ...]:
+        return tuple(trial for trial in self.trials if trial.stage is Stage.SEARCH)
+
+    def trial(self, label: str) -> TrialRecord | None:
+        return next((trial for trial in self.trials if trial.label == label), None)
+
+    @property
+    def winner(self) -> TrialRecord | None:
+        """The engine start that the answer names."""
+        label = self.answer.winner_label if self.answer else None
+        return self.trial(label) if label is not None else None
+
+    def value(self, trial: TrialRecord) -> float | None:
+        return trial.metrics.get(self.metric) if trial.metrics else None
+
+    def why_not(self, trial: TrialRecord) -> tuple[str, str] | None:
+        """(kind, reason) when this start's configuration cannot be the answer by what it showed; ``None`` when it may be."""
+        if self.answer:
+            for row in self.answer.rejected:
+                if row.label == trial.label:
+                    return row.kind, row.reason
+        if trial.failure:
+            return str(trial.failure.kind), trial.failure.detail
+        if trial.status in _STATUS_REASONS:
+            return str(trial.status), _STATUS_REASONS[trial.status]
+        return None
+
+    def feasible(self, trial: TrialRecord) -> bool:
+        return self.value(trial) is not None and self.why_not(trial) is None
+
+    def better(self, one: float, other: float) -> bool:
+        return one > other if self.maximize else one < other
+
+    def arm(self, *, winner: bool) -> tuple[TrialRecord, ...]:
+        """The starts that the figures of an arm rest on: its confirmation, else every start of that configuration."""
+        config = self.answer.winner_config if winner and self.answer else None
+        if winner and config is None:
+            return ()
+        if winner:
+            same = [trial for trial in self.trials if trial.config == config and trial.metrics and not trial.failure]
+            confirmed = [trial for trial in same if trial.stage is Stage.CONFIRMATION and trial.arm is not Arm.BASELINE]
+            decided = [trial for trial in same if trial.stage in (Stage.SEARCH, Stage.SCREENING)]
+            return _one_arm(confirmed) or tuple(decided)
+        confirmed = [trial for trial in self.trials if trial.arm is Arm.BASELINE and trial.metrics and not trial.failure]
+        first = [trial for trial in self.searched[:1] if trial.metrics]
+        return tuple(confirmed or first)
+
+    def compared(self) -> tuple[Comparison, ...]:
+        """Baseline against winner on every metric that either has."""
+        baseline, winner = self.arm(winner=False), self.arm(winner=True)
+        stated = self.answer or Recommendation(Verdict.UNCONFIRMED, "", None, ())
+        names = _ordered({*_names(baseline), *_names(winner), *stated.baseline_metrics, *stated.winner_metrics})
+        return tuple(
+            _compare(
+                name,
+                _spread(name, baseline, stated.baseline_metrics),
+                _spread(name, winner, stated.winner_metrics),
+            )
+            for name in names
+        )
+
+    def costs(self) -> tuple[Comparison, ...]:
+        """What the winner is worse at, by more than 1 %."""
+        return tuple(
+            row
+            for row in self.compared()
+            if row.better is False and row.metric in COST_METRICS and row.change is not None and abs(row.change - 1) > 0.01
+        )
+
+    def rejected_by_kind(self) -> dict[str, list[Rejected]]:
+        """What cannot win, grouped by kind: engine starts in order, then what was refused without one."""
+        rows = [Rejected(trial.label, trial.config, *found) for trial in self.trials if (found := self.why_not(trial))]
+        started = {row.label for row in rows}
+        rows += [row for row in (self.answer.rejected if self.answer else ()) if row.label not in started]
+        groups: dict[str, list[Rejected]] = {}
+        for row in rows:
+            groups.setdefault(row.kind, []).append(row)
+        return groups
+
+    def phase_totals(self) -> dict[Phase, float]:
+        """Seconds of all starts by phase."""
+        return {phase: total for phase in Phase if (total := sum(trial.phase_s.get(phase, 0.0) for trial in self.trials))}
+
+    def stage_totals(self) -> dict[Stage, tuple[int, float]]:
+        """(starts, seconds) by stage."""
+        return {
+            stage: (len(rows), sum(sum(trial.phase_s.values()) for trial in rows))
+            for stage in Stage
+            if (rows := [trial for trial in self.trials if trial.stage is stage])
+        }
+
+    def below_defaults(self) -> tuple[str, ...]:
+        """What was measured with less than the defaults: shorter windows, fewer rounds, a shorter soak."""
+        options = self.setup.get("options") or {}
+        rows = []
+        rounds = options.get("rounds")
+        if isinstance(rounds, int) and rounds < DEFAULT_ROUNDS:
+            rows.append(f"{wording.plural(rounds, 'confirmation round')} (default {DEFAULT_ROUNDS})")
+        soak = options.get("soak")
+        if isinstance(soak, int | float) and soak < DEFAULT_SOAK_S:
+            rows.append(f"soak of {wording.duration(soak)} (default {wording.duration(DEFAULT_SOAK_S)})" if soak else "no soak")
+        window = (self.setup.get("load_plan") or {}).get("window_s")
+        if isinstance(window, int | float) and window < DEFAULT_WINDOW_S:
+            rows.append(f"windows of {wording.duration(window)} (default {wording.duration(DEFAULT_WINDOW_S)} or more)")
+        return tuple(rows)
+
+    def verdict_line(self) -> str:
+        """One sentence that can stand alone."""
+        answer = self.answer
+        if answer is None:
+            return f"No answer yet: {wording.plural(len(self.trials), 'engine start')} so far"
+        change = f"{wording.metric_word(self.metric)} {self.gain_text(answer.gain)}"
+        match answer.verdict:
+            case Verdict.BETTER:
+                text = f"Better than {self.baseline_name}: {change}"
+            case Verdict.NO_GAIN:
+                text = f"No measurable gain over {self.baseline_name}: {change}"
+            case Verdict.NOTHING_FEASIBLE:
+                text = f"Nothing feasible: {answer.reason}"
+            case Verdict.UNCONFIRMED:
+                text = f"Unconfirmed, against {self.baseline_name}: {change}"
+        return f"SIMULATED. {text}" if self.simulated else text
+
+    def gain_text(self, gain: Gain | None) -> str:
+        return wording.gain_text(gain, maximize=self.maximize)
+
+    @property
+    def baseline_name(self) -> str:
+        options = self.setup.get("options") or {}
+        return "the command in use" if options.get("from_file") or options.get("command") else "vLLM's defaults"
+
+
+_STATUS_REASONS = {
+    LoadStatus.STOPPED_EARLY: "clearly worse than the best so far; the load was ended early",
+    LoadStatus.OVERLOADED: "requests piled up through the window: the rate is above what this engine sustains",
+    LoadStatus.UNSTEADY: "the two halves of the window disagree, also after it was doubled",
+    LoadStatus.ENGINE_DIED: "the engine died under load",
+    LoadStatus.REPEATED_ERRORS: "one request after the other failed",
+    LoadStatus.DEADLINE: "the load did not end within its deadline",
+}
+
+
+def _gpu_name(gpu: Any) -> str:
+    return str(gpu.get("name", "GPU")) if isinstance(gpu, Mapping) else str(gpu)
+
+
+def _limit_text(limit: Any) -> str:
+    if not isinstance(limit, Mapping):
+        return str(limit)
+    metric, sign, value = str(limit.get("metric", "")), str(limit.get("op", "<=")), float(limit.get("value", 0.0))
+    label = wording.metric_word(metric)
+    if limit.get("relative_to_baseline"):
+        return f"{label} {sign} {value:g} x baseline"
+    return f"{label} {sign} {wording.metric_text(metric, value)}"
+
+
+def _one_arm(trials: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
+    """Finalist and lite may be the same configuration: then the first of the two arms, since arms are not pooled."""
+    rows = list(trials)
+    return tuple(trial for trial in rows if trial.arm is rows[0].arm)
+
+
+def _names(trials: Iterable[TrialRecord]) -> set[str]:
+    return {name for trial in trials if trial.metrics for name in trial.metrics.values}
+
+
+def _ordered(names: Iterable[str]) -> list[str]:
+    rank = {name: place for place, name in enumerate(METRIC_ORDER)}
+    return sorted(names, key=lambda name: (rank.get(name, len(rank)), name))
+
+
+def _spread(name: str, trials: Sequence[TrialRecord], stated: Mapping[str, float]) -> Spread | None:
+    values = [value for trial in trials if trial.metrics and (value := trial.metrics.get(name)) is not None]
+    if not values:
+        return Spread(stated[name], stated[name], stated[name], 1) if name in stated else None
+    return Spread(statistics.fmean(values), min(values), max(values), len(values))
+
+
+def _compare(name: str, baseline: Spread | None, winner: Spread | None) -> Comparison:
+    change = winner.mean / baseline.mean if baseline and winner and baseline.mean else None
+    better = None
+    if change is not None and wording.is_cost(name) and abs(change - 1) >= 0.0005:
+        better = (change < 1) is wording.lower_is_better(name)
+    return Comparison(name, baseline, winner, change, better)

@@ -1,0 +1,242 @@
+"""What a search is about: the model, the command in use, the arguments that its vLLM takes, and the machine that it runs on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vopt.optimizer import gpus
+from vopt.optimizer.caches import cache_root
+from vopt.optimizer.command import LaunchCommand, argument_words, refuse_secret, to_argv
+from vopt.optimizer.command_reader import parse_command
+from vopt.optimizer.engine.arguments import VllmJudge, read_arguments
+from vopt.optimizer.engine.hardware import Hardware, hardware
+from vopt.optimizer.environment import ModelFiles, find_model, vllm_version
+from vopt.optimizer.errors import EnvironmentLacks, SearchSpaceError, UsageError
+from vopt.optimizer.options import BenchOptions, SpaceOptions
+from vopt.optimizer.report.deploy import argv_from_yaml
+from vopt.optimizer.trial import EngineConfig
+from vopt.search_spaces.arguments import Arguments, stored_arguments, stored_versions
+from vopt.search_spaces.choices import parse_setting, split_settings
+from vopt.search_spaces.defaults import Gpu
+from vopt.search_spaces.model import ShapeError, shape_from_config
+from vopt.search_spaces.parse import SpaceFileError
+from vopt.search_spaces.shape import ModelShape
+
+NEWEST = "0.33.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where engines run. ``uuids`` are the GPUs given to each trial; ``hardware`` is set for a simulation.
+
+    ``gpu`` is what vLLM's defaults depend on (``None``: the CPU build).
+    """
+
+    gpu: Gpu | None
+    uuids: tuple[str, ...] = ()
+    hardware: Hardware | None = None
+    count: int = 1
+
+    @property
+    def simulated(self) -> bool:
+        return self.hardware is not None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        name = self.gpu.name if self.gpu else "cpu"
+        return (f"{name} (simulated)" if self.simulated else name,) * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """``fixed`` (``--set``) is in every trial; ``baseline`` is the user's own command (empty: the untouched defaults).
+
+    ``resolved`` is what the installed vLLM itself makes of ``fixed`` on this machine (empty for a simulation).
+    """
+
+    model: ModelFiles
+    shape: ModelShape | None
+    schema: Arguments
+    machine: Machine
+    python: str
+    fixed: EngineConfig
+    baseline: EngineConfig
+    front_end: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    own_command: bool = False
+    resolved: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def dummy_weights(self) -> bool:
+        return (self.fixed | self.baseline).get("load_format") == "dummy"
+
+    def argv(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+        """The launch command of one configuration, ``--set`` arguments included."""
+        return to_argv(self.model.name, self.fixed | config, self.front_end, self.schema)
+
+
+def find_subject(options: SpaceOptions | BenchOptions) -> Subject:
+    """Everything above from what was typed, before any engine starts.
+
+    Raises:
+        UsageError: a model, command or argument that cannot be meant.
+        EnvironmentLacks: no vLLM, no GPU, no network where one is needed.
+    """
+    python = str(options.python) if options.python else sys.executable
+    machine = find_machine(options.simulate, options.gpus, python)
+    schema = find_arguments(python, machine, options.vllm_version)
+    command = _command(options, schema)
+    name = _model_name(options.model, command)
+    fixed, front_end = _set_arguments(options.set, schema)
+    model = find_model(name, revision=command.config.get("revision"), simulated=machine.simulated)
+    try:
+        shape: ModelShape | None = shape_from_config(model.config, name)
+    except ShapeError as error:
+        if machine.simulated:
+            raise UsageError(f"{name} cannot be simulated: {error}") from None
+        shape = None
+    resolved = {} if machine.simulated else ask_engine(python, model, fixed | command.config, fixed)
+    return Subject(
+        resolved=resolved,
+        model=model,
+        shape=shape,
+        schema=schema,
+        machine=machine,
+        python=python,
+        fixed=fixed,
+        baseline=command.config,
+        front_end=(*command.front_end, *front_end),
+        environment=command.environment,
+        own_command=bool(command.config),
+    )
+
+
+def ask_engine(python: str, model: ModelFiles, config: EngineConfig, fixed: EngineConfig) -> Mapping[str, Any]:
+    """What the installed vLLM makes of ``fixed``, asked in a child process off the GPU.
+
+    Raises:
+        UsageError: vLLM refuses ``config``, the baseline of every trial, in its own words.
+    """
+    name = str(model.directory or model.name)
+    with VllmJudge(python) as judge:
+        verdict = judge.ask(name, config)
+        if not verdict.accepted:
+            raise UsageError(
+                f"vLLM refuses this model or these arguments: {verdict.reason}",
+                hint="vopt space --check 'vllm serve …' takes a command apart",
+            )
+        return verdict.resolved if config == fixed else judge.ask(name, fixed).resolved
+
+
+def find_machine(simulate: str | None, wanted_gpus: str | None, python: str) -> Machine:
+    """The simulated GPU, the free GPUs of this host, or the CPU where the CPU build of vLLM is installed."""
+    if simulate is not None:
+        device = hardware(simulate)
+        return Machine(device.gpu, hardware=device)
+    version = vllm_version(python)
+    if version is None:
+        raise EnvironmentLacks(
+            f"{python} has no vLLM",
+            hint="pip install 'vopt[vllm]' (GPU) or 'vopt[cpu]'; --python PATH; or --simulate h200, which needs none",
+        )
+    if "cpu" in version:
+        return Machine(None)
+    seen = gpus.visible(gpus.inventory())
+    if not seen:
+        raise EnvironmentLacks(
+            f"no NVIDIA GPU is visible here, and vLLM {version} is built for one",
+            hint="--simulate h200 needs none; or install the CPU build: pip install 'vopt[cpu]'",
+        )
+    chosen = _chosen(seen, wanted_gpus)
+    return Machine(Gpu(chosen[0].name, chosen[0].total_bytes), tuple(gpu.uuid for gpu in chosen), count=len(chosen))
+
+
+def _chosen(seen: Sequence[gpus.Gpu], wanted: str | None) -> list[gpus.Gpu]:
+    if wanted is None:
+        free = [gpu for gpu in seen if gpu.free]
+        if not free:
+            held = "; ".join(f"GPU {gpu.index}: {gpu.used_bytes / 2**30:.1f} GiB used" for gpu in seen)
+            raise EnvironmentLacks(f"no GPU is free ({held})", hint="vopt doctor   # says who holds them")
+        return free[:1]
+    by_name = {str(gpu.index): gpu for gpu in seen} | {gpu.uuid: gpu for gpu in seen}
+    names = [word.strip() for word in wanted.split(",") if word.strip()]
+    if unknown := [name for name in names if name not in by_name] or ([] if names else [wanted]):
+        raise UsageError(f"--gpus {wanted}: there is no GPU {unknown[0]!r}; there are {', '.join(str(g.index) for g in seen)}")
+    return [by_name[name] for name in names]
+
+
+def find_arguments(python: str, machine: Machine, version: str | None) -> Arguments:
+    """The arguments of the installed vLLM; for a simulation, those of a stored release."""
+    if not machine.simulated:
+        return read_arguments(python, cache=cache_root() / "arguments")
+    try:
+        return stored_arguments(version or NEWEST)
+    except ValueError as error:
+        raise UsageError(f"--vllm-version {version}: {error}", hint=f"--vllm-version {stored_versions()[-1]}") from None
+
+
+def _command(options: SpaceOptions | BenchOptions, schema: Arguments) -> LaunchCommand:
+    """The command in use: words after ``--``, or the file of ``--from``; nothing else may stand there."""
+    words = list(options.command or ())
+    from_file: Path | None = getattr(options, "from_file", None)
+    if words and from_file is not None:
+        raise UsageError("the command in use is given twice: by --from and after --")
+    if from_file is not None:
+        return _command_of_file(from_file, schema)
+    if words and not _is_command(words, options):
+        raise UsageError(
+            f"{words[0]!r} is no option of vopt and no vllm command", hint="vopt search --goal throughput -- vllm serve MODEL …"
+        )
+    return parse_command(words, schema) if words else LaunchCommand(None, EngineConfig())
+
+
+def _is_command(words: Sequence[str], options: SpaceOptions | BenchOptions) -> bool:
+    if isinstance(options, BenchOptions) and words[0].startswith("-"):
+        return True
+    return any(Path(word).name in ("vllm", "python", "python3") for word in words[:3]) or "=" in words[0]
+
+
+def _command_of_file(path: Path, schema: Arguments) -> LaunchCommand:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--from {path}: {error}") from None
+    if ("vllm" in text and "serve" in text) or "api_server" in text:
+        return parse_command(_serve_line(text, path), schema)
+    return parse_command(argv_from_yaml(text), schema)
+
+
+def _serve_line(text: str, path: Path) -> str:
+    """The one command of a script: continuation lines joined, comments and ``exec`` left out."""
+    lines = [line.strip() for line in text.replace("\\\n", " ").splitlines()]
+    found = [line for line in lines if not line.startswith("#") and ("vllm serve" in line or "api_server" in line)]
+    if len(found) != 1:
+        raise UsageError(f"--from {path}: holds {len(found)} 'vllm serve' commands; give a file with one")
+    return found[0].removeprefix("exec ")
+
+
+def _model_name(given: str | None, command: LaunchCommand) -> str:
+    if given and command.model and given != command.model:
+        raise UsageError(f"two models are named: --model {given}, and {command.model} in the command")
+    name = given or command.model
+    if not name:
+        raise UsageError("no model is named", hint="vopt search --goal throughput --model Qwen/Qwen3-8B")
+    return name
+
+
+def _set_arguments(texts: Sequence[str], schema: Arguments) -> tuple[EngineConfig, tuple[str, ...]]:
+    """``--set`` as engine arguments and as front-end words; a name that this vLLM lacks is an error."""
+    try:
+        engine_texts, front = split_settings(texts, schema)
+        engine = dict(parse_setting(text, schema) for text in engine_texts)
+    except SpaceFileError as error:
+        raise SearchSpaceError(
+            error.file, error.key, error.value, error.rule, hint="vopt space --check 'vllm serve …'"
+        ) from None
+    for name, value in (*engine.items(), *front.items()):
+        refuse_secret(name, value)
+    return EngineConfig(engine), tuple(word for name, value in front.items() for word in argument_words(name, value, schema))

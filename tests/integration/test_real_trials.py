@@ -1,0 +1,286 @@
+"""Trials on the real vLLM for the CPU: they start, load, stop, fail and die as a search has to expect."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.sessions import eventually, named, plan, source, spec
+
+from vopt.objectives.records import LoadStatus
+from vopt.optimizer.engine.kin import alive, descendants, identity
+from vopt.optimizer.engine.process import ProcessSession
+from vopt.optimizer.trial import Deadlines, EngineFailure, Failed, FailureKind, Phase, StartClass
+
+pytestmark = pytest.mark.vllm
+Trial = Callable[..., ProcessSession]
+
+
+@pytest.fixture
+def trial(tmp_path: Path, vllm_python: str, tiny_models: tuple[Path, Path], engine_cache: Path) -> Iterator[Trial]:
+    sessions: list[ProcessSession] = []
+    before = set(os.listdir("/dev/shm"))
+
+    def make(hybrid: bool = False, deadlines: Deadlines | None = None, **arguments: Any) -> ProcessSession:
+        wanted = spec(tmp_path / str(len(sessions)), tiny_models[hybrid], vllm_python, engine_cache, **arguments)
+        if deadlines is not None:
+            wanted = dataclasses.replace(wanted, deadlines=deadlines)
+        sessions.append(ProcessSession(wanted))
+        return sessions[-1]
+
+    yield make
+    leftovers = [session.close() for session in sessions]
+    assert all(left == () for left in leftovers), leftovers
+    assert descendants(os.getpid()) == ()
+    ours = {name for name in set(os.listdir("/dev/shm")) - before if os.stat(f"/dev/shm/{name}").st_uid == os.getuid()}
+    assert not ours, "shared memory left behind"
+
+
+def no_phase(phase: Phase, words: str) -> None: ...
+
+
+def failure_of(action: Callable[[], object]) -> Failed:
+    with pytest.raises(EngineFailure) as caught:
+        action()
+    return caught.value.failed
+
+
+def listeners_elsewhere(pids: list[int]) -> list[str]:
+    """TCP sockets of these processes that listen on anything but the loopback interface."""
+    inodes = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    inodes.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    found = []
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+                raw = bytes.fromhex(fields[1].partition(":")[0])
+                words = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
+                address = socket.inet_ntop(family, words)
+                if not address.startswith("127.") and address != "::1":
+                    found.append(f"{address}:{int(fields[1].partition(':')[2], 16)}")
+    return found
+
+
+def test_a_dense_model_starts_loads_and_stops(trial: Trial) -> None:
+    session = trial(max_num_seqs=64)
+    started = session.start(no_phase)
+    assert started.vllm_version.startswith("0.32")
+    assert started.resolved["max_num_seqs"] == 64
+    assert started.resolved["max_num_batched_tokens"] == 2048, "the CPU's default in the context of vllm serve, not 128/2048's"
+    assert started.resolved["trust_remote_code"] is False
+    assert started.resolved["enforce_eager"] is True
+    assert (started.kv_cache_tokens or 0) > 10_000
+    assert started.start_class in (StartClass.FIRST, StartClass.KNOWN_KEY)
+    assert {"import", "engine", "engine_init"} <= set(started.start_parts_s)
+    pids = [entry.identity.pid for entry in descendants(os.getpid())]
+    assert len(named("VLLM")) >= 2
+    assert listeners_elsewhere(pids) == []
+    result = session.load(source(), plan(), lambda tick: True)
+    assert result.status in (LoadStatus.COMPLETE, LoadStatus.UNSTEADY)
+    finished = [record for record in result.records if not record.censored]
+    assert len(finished) > 50
+    assert all(record.succeeded for record in finished)
+    assert all(record.output_tokens == record.requested_output_tokens for record in finished)
+    assert result.samples[-1].generation_tokens
+    began = time.monotonic()
+    assert session.close() == ()
+    assert time.monotonic() - began < 10.0
+
+
+def test_the_defaults_of_vllm_serve_are_those_of_the_exported_command(trial: Trial) -> None:
+    session = trial()
+    resolved = session.start(no_phase).resolved
+    assert resolved["max_num_seqs"] == 128, "AsyncLLM's own context and vllm serve's agree on a CPU: see the faked H200 below"
+    assert resolved["performance_mode"] == "balanced"
+
+
+def test_a_hybrid_model_starts_and_loads(trial: Trial) -> None:
+    session = trial(hybrid=True, language_model_only=True)
+    started = session.start(no_phase)
+    assert started.resolved["block_size"] > 128, "a hybrid's attention blocks grow to the size of its state"
+    result = session.load(source(), plan(), lambda tick: True)
+    assert all(record.succeeded or record.censored for record in result.records)
+    assert sum(record.succeeded for record in result.records) > 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "hinted"),
+    [
+        ({"max_num_batched_tokens": 16, "max_num_seqs": 128}, FailureKind.INVALID_CONFIG, {"max_num_batched_tokens"}),
+        ({"max_num_sequences": 4}, FailureKind.INVALID_CONFIG, set()),
+        ({"kv_cache_memory_bytes": 1 << 20}, FailureKind.KV_TOO_SMALL, {"max_model_len"}),
+        ({"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}, FailureKind.UNSUPPORTED, set()),
+        ({"gpu_memory_utilization": 1.0}, FailureKind.MEMORY_HELD, set()),
+    ],
+)
+def test_a_start_that_cannot_be_has_its_kind(
+    trial: Trial, arguments: dict[str, Any], kind: FailureKind, hinted: set[str]
+) -> None:
+    session = trial(**arguments)
+    failed = failure_of(lambda: session.start(no_phase))
+    assert (failed.phase, failed.kind) == (Phase.START, kind), failed.detail
+    assert set(failed.hint) == hinted
+    assert "See root cause above" not in failed.detail
+
+
+@pytest.mark.parametrize("victim", ["VLLM::EngineCor", "VLLM::Worker"])
+def test_a_killed_engine_process_ends_the_load_within_5_seconds(trial: Trial, victim: str) -> None:
+    session = trial()
+    session.start(no_phase)
+    killed_at: list[float] = []
+
+    def kill_once(tick: Any) -> bool:
+        if tick.succeeded and not killed_at:
+            os.kill(named(victim)[0].identity.pid, signal.SIGKILL)
+            killed_at.append(time.monotonic())
+        return True
+
+    failed = failure_of(lambda: session.load(source(), plan(window_s=60.0), kill_once))
+    assert (failed.phase, failed.kind) == (Phase.LOAD, FailureKind.ENGINE_DIED), failed.detail
+    assert failed.load is not None
+    died = [record.ended_s for record in failed.load.records if record.failure]
+    assert died
+    assert time.monotonic() - killed_at[0] < 5.0 + 5.0, "noticed within 5 s, and cleaned up within 5 more"
+    assert session.close() == ()
+
+
+@pytest.mark.parametrize("victim", ["VLLM::EngineCor", "VLLM::Worker", "leader"])
+def test_a_process_killed_in_the_start_fails_the_start(trial: Trial, victim: str) -> None:
+    session = trial()
+
+    def kill(phase: Phase, words: str) -> None:
+        if words == "starting the engine":
+            assert session._process is not None
+            script = (
+                "import sys, time; from support.sessions import eventually, named; import os, signal\n"
+                "victim = eventually(lambda: named(sys.argv[1], int(sys.argv[2])), 60)[0].identity.pid\n"
+                "os.kill(victim, signal.SIGKILL)"
+            )
+            if victim == "leader":
+                script = "import os, signal, sys, time; time.sleep(1); os.kill(int(sys.argv[2]), signal.SIGKILL)"
+            path = os.pathsep.join([*sys.path])
+            killer.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", script, victim, str(session._process.pid)], env={**os.environ, "PYTHONPATH": path}
+                )
+            )
+
+    killer: list[subprocess.Popen[bytes]] = []
+    try:
+        failed = failure_of(lambda: session.start(kill))
+    finally:
+        for process in killer:
+            process.wait()
+    assert failed.phase is Phase.START
+    assert failed.kind in (FailureKind.ENGINE_DIED, FailureKind.OOM_START), failed.detail
+
+
+def test_a_start_that_hangs_ends_at_its_deadline(trial: Trial) -> None:
+    session = trial(deadlines=Deadlines(start_s=14.0, load_s=60.0, stop_s=5.0))
+
+    def freeze(phase: Phase, words: str) -> None:
+        if words == "starting the engine":
+            assert session._process is not None
+            os.kill(session._process.pid or 0, signal.SIGSTOP)
+
+    failed = failure_of(lambda: session.start(freeze))
+    assert failed.kind is FailureKind.HANG
+    assert session.close() == ()
+
+
+def test_sigkill_of_the_search_ends_engine_core_and_workers(
+    tmp_path: Path, vllm_python: str, tiny_models: tuple[Path, Path], engine_cache: Path
+) -> None:
+    search = tmp_path / "search.py"
+    search.write_text(
+        textwrap.dedent(
+            f"""
+            from pathlib import Path
+            from support.sessions import plan, source, spec
+            from vopt.optimizer.engine.process import ProcessSession
+            session = ProcessSession(spec(Path({str(tmp_path)!r}) / "t", {str(tiny_models[0])!r}, {vllm_python!r},
+                                          Path({str(engine_cache)!r})))
+            session.start(lambda phase, words: None)
+            up = Path({str(tmp_path)!r}) / "up"
+            session.load(source(), plan(window_s=60.0), lambda tick: up.touch() or True)
+            """
+        )
+    )
+    before = set(os.listdir("/dev/shm"))
+    running = subprocess.Popen([sys.executable, search], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    try:
+        eventually((tmp_path / "up").exists, 120.0)
+        everyone = [entry.identity for entry in descendants(running.pid)]
+        assert len(everyone) >= 4, "supervisor, trial process, engine core, worker"
+    finally:
+        running.kill()
+        running.wait()
+    eventually(lambda: not any(alive(who) for who in everyone), 30.0)
+    assert set(os.listdir("/dev/shm")) - before == set()
+    assert identity(running.pid) is None
+
+
+FAKED_H200 = """
+import sys, types
+for name in ("vllm._C", "vllm._moe_C", "vllm._C_stable_libtorch", "vllm._moe_C_stable_libtorch",
+             "vllm.vllm_flash_attn._vllm_fa2_C", "vllm.vllm_flash_attn._vllm_fa3_C"):
+    sys.modules.setdefault(name, types.ModuleType(name))
+import vllm.platforms
+from vllm.platforms.cuda import NonNvmlCudaPlatform
+from vllm.platforms.interface import DeviceCapability
+
+class H200(NonNvmlCudaPlatform):
+    @classmethod
+    def get_device_capability(cls, device_id=0): return DeviceCapability(9, 0)
+    @classmethod
+    def get_device_name(cls, device_id=0): return "NVIDIA H200"
+    @classmethod
+    def get_device_total_memory(cls, device_id=0): return 150754820096
+    @classmethod
+    def device_count(cls): return 8
+    @classmethod
+    def import_kernels(cls): pass
+
+vllm.platforms._current_platform = H200()
+import vllm._custom_ops
+for name in dir(vllm._custom_ops):
+    if name.startswith("cutlass_") and "supports" in name:
+        setattr(vllm._custom_ops, name, lambda *arguments: True)
+from vopt.optimizer.engine.vllm import engine_arguments, usage_context
+from vopt.optimizer.engine.resolved import flatten
+given = {"load_format": "dummy", "skip_tokenizer_init": True, **eval(sys.argv[2])}
+config = engine_arguments(sys.argv[1], given).create_engine_config(usage_context())
+found = flatten(config, ["max_num_seqs", "max_num_batched_tokens"])
+print("RESOLVED", found["max_num_seqs"], found["max_num_batched_tokens"])
+"""
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [({}, "1024 8192"), ({"performance_mode": "throughput"}, "2048 16384")])
+def test_on_an_h200_trials_get_the_defaults_of_vllm_serve(
+    vllm_python: str, tiny_models: tuple[Path, Path], arguments: dict[str, Any], expected: str
+) -> None:
+    """``AsyncLLM``'s own usage context would give 128 and 2048. The platform is faked; the tables of defaults are vLLM's own."""
+    done = subprocess.run(
+        [vllm_python, "-c", FAKED_H200, str(tiny_models[0]), repr(arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "VLLM_NO_USAGE_STATS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"RESOLVED {expected}" in done.stdout, done.stderr[-3000:]

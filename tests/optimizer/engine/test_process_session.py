@@ -1,0 +1,228 @@
+"""Trials from start to stop in processes of their own, on a bare interpreter with a stand-in for vLLM: every fault, fast."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.sessions import eventually, named, plan, source
+
+from vopt.objectives.records import LoadStatus
+from vopt.optimizer.engine.kin import alive, descendants
+from vopt.optimizer.engine.process import ProcessSession, engine_environment
+from vopt.optimizer.trial import Deadlines, EngineConfig, EngineFailure, Failed, FailureKind, Phase, TrialSpec
+
+STUB = Path(__file__).parents[2] / "support" / "stub_vllm"
+MAMBA = "ValueError: max_num_seqs (1024) exceeds available Mamba cache blocks (856). Please lower max_num_seqs to at most 856."
+
+Trial = Callable[..., ProcessSession]
+
+
+@pytest.fixture(scope="session")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter without a single package: neither ours nor our dependencies can be imported in it."""
+    path = tmp_path_factory.mktemp("bare") / "python"
+    path.write_text(f'#!/bin/sh\nexec {os.path.realpath(sys.executable)} -S -s "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def trial(tmp_path: Path, bare_python: str) -> Iterator[Trial]:
+    sessions: list[ProcessSession] = []
+
+    def make(
+        fault: str = "", message: str = "", arguments: dict[str, Any] | None = None, start_s: float = 20.0, load_s: float = 60.0
+    ) -> ProcessSession:
+        spec = TrialSpec(
+            label=str(len(sessions)),
+            model="some/model",
+            arguments=EngineConfig(arguments),
+            directory=tmp_path / str(len(sessions)),
+            python=bare_python,
+            environment={"PYTHONPATH": str(STUB), "STUB_FAULT": fault, "STUB_MESSAGE": message},
+            deadlines=Deadlines(start_s=start_s, load_s=load_s, stop_s=5.0),
+            cache_root=tmp_path / "cache",
+        )
+        sessions.append(ProcessSession(spec))
+        return sessions[-1]
+
+    yield make
+    for session in sessions:
+        session.close()
+    assert descendants(os.getpid()) == (), "a trial left a process behind"
+
+
+def no_phase(phase: Phase, words: str) -> None: ...
+
+
+def failure_of(action: Callable[[], object]) -> Failed:
+    with pytest.raises(EngineFailure) as caught:
+        action()
+    return caught.value.failed
+
+
+def test_start_load_stop_on_an_interpreter_that_has_none_of_our_packages(trial: Trial) -> None:
+    session = trial(arguments={"max_num_seqs": 64})
+    phases: list[tuple[Phase, str]] = []
+    started = session.start(lambda phase, words: phases.append((phase, words)))
+    assert started.vllm_version == "0.32.0+stub"
+    assert started.resolved["max_num_seqs"] == 64
+    assert started.resolved["max_num_batched_tokens"] == 8192
+    assert started.start_parts_s["import"] >= 0
+    assert [phase for phase, _ in phases] == [Phase.START, Phase.START]
+    ticks: list[Any] = []
+    result = session.load(source(), plan(window_s=1.0), lambda tick: ticks.append(tick) or True)
+    assert result.status in (LoadStatus.COMPLETE, LoadStatus.UNSTEADY)
+    assert ticks
+    assert all(record.succeeded or record.censored for record in result.records)
+    assert len(result.records) > 100
+    second = session.load(source(), plan(window_s=0.5), lambda tick: True)
+    assert second.records
+    assert session.close() == ()
+    assert session.close() == ()
+    assert sorted(path.name for path in session.log.parent.iterdir()) == [
+        "engine.log",
+        "records-1.jsonl.gz",
+        "records-2.jsonl.gz",
+    ], "prompts are not kept"
+
+
+def test_the_search_can_end_a_load_early(trial: Trial) -> None:
+    session = trial()
+    session.start(no_phase)
+    result = session.load(source(), plan(window_s=60.0), lambda tick: tick.at_s < 1.5)
+    assert result.status is LoadStatus.STOPPED_EARLY
+    assert result.records
+
+
+def test_a_spare_process_imports_before_its_turn_and_starts_nothing(trial: Trial) -> None:
+    session = trial()
+    session.prestart()
+    time.sleep(0.5)
+    assert named("VLLM") == ()
+    session.start(no_phase)
+    eventually(lambda: len(named("VLLM")) == 1)
+
+
+START_FAULTS = [
+    ("fail_start", MAMBA, {}, FailureKind.MAMBA_BLOCKS, {"max_num_seqs": {"at_most": 856}}),
+    ("fail_start", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.27 GiB.", {}, FailureKind.OOM_START, {}),
+    ("fail_start", "OSError: [Errno 28] No space left on device: '/cache'", {}, FailureKind.DISK_FULL, {}),
+    ("fail_start", "RuntimeError: something never seen before", {}, FailureKind.ENGINE_DIED, {}),
+    ("fail_start", "torch.AcceleratorError: CUDA error: operation not permitted when stream is capturing", {},
+     FailureKind.GRAPH_CAPTURE, {}),
+    ("fail_start", "ValueError: Free memory on device cuda:0 (5.1/139.8 GiB) on startup is less than desired GPU memory"
+     " utilization (0.92, 128.62 GiB).", {}, FailureKind.MEMORY_HELD, {}),
+    ("", "", {"max_num_sequences": 4}, FailureKind.INVALID_CONFIG, {}),
+    ("", "", {"max_num_batched_tokens": 16, "max_num_seqs": 128}, FailureKind.INVALID_CONFIG,
+     {"max_num_batched_tokens": {"at_least": 128}}),
+    ("exit_start", "", {}, FailureKind.ENGINE_DIED, {}),
+    ("fail_import", "", {}, FailureKind.DRIVER, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fault", "message", "arguments", "kind", "hint"),
+    [pytest.param(*case, marks=() if number in (0, 7, 8) else pytest.mark.slow) for number, case in enumerate(START_FAULTS)],
+)
+def test_a_failed_start_has_its_kind_and_leaves_nothing(
+    trial: Trial, fault: str, message: str, arguments: dict[str, Any], kind: FailureKind, hint: dict[str, Any]
+) -> None:
+    session = trial(fault, message, arguments)
+    failed = failure_of(lambda: session.start(no_phase))
+    assert (failed.phase, failed.kind, failed.hint) == (Phase.START, kind, hint)
+    if message:
+        assert failed.detail == message, "the engine core's own words, not the frontend's summary"
+    assert session.close() == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "last_words"), [("hang_import", "(nothing)"), ("hang_start", "shard 3 of 9")])
+def test_a_hang_in_the_start_ends_at_its_deadline_with_the_last_log_lines(trial: Trial, fault: str, last_words: str) -> None:
+    session = trial(fault, start_s=1.5)
+    failed = failure_of(lambda: session.start(no_phase))
+    assert failed.kind is FailureKind.HANG
+    assert last_words in failed.detail
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [0, 200, 1000])
+@pytest.mark.parametrize(
+    ("fault", "message", "kind"),
+    [
+        ("die_at", "RuntimeError: unknown horror", FailureKind.ENGINE_DIED),
+        ("die_at", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", FailureKind.OOM_LOAD),
+        ("leader_exit0_at", "", FailureKind.ENGINE_DIED),
+        ("leader_kill_at", "", FailureKind.ENGINE_DIED),
+    ],
+)
+def test_a_death_under_load_is_noticed_at_once(trial: Trial, fault: str, message: str, kind: FailureKind, at: int) -> None:
+    session = trial(f"{fault}:{at}", message)
+    started = session.start(no_phase)
+    failed = failure_of(lambda: session.load(source(), plan(window_s=30.0), lambda tick: True))
+    assert (failed.phase, failed.kind) == (Phase.LOAD, kind)
+    assert failed.started == started
+    if fault == "die_at":
+        assert failed.load is not None
+        assert failed.load.status is LoadStatus.ENGINE_DIED
+        assert len(failed.load.records) > at, "what was seen before the death is kept"
+        assert failed.detail == message
+    assert session.close() == ()
+
+
+@pytest.mark.slow
+def test_a_trial_process_whose_loop_stops_is_a_hang(trial: Trial) -> None:
+    session = trial("stuck_load:3", load_s=2.0)
+    session.start(no_phase)
+    failed = failure_of(lambda: session.load(source(), plan(window_s=30.0), lambda tick: True))
+    assert (failed.phase, failed.kind) == (Phase.LOAD, FailureKind.HANG)
+
+
+@pytest.mark.slow
+def test_100_mb_of_output_change_nothing(trial: Trial) -> None:
+    session = trial("flood:20")
+    session.start(no_phase)
+    result = session.load(source(), plan(window_s=1.0), lambda tick: True)
+    assert all(record.succeeded or record.censored for record in result.records)
+    session.close()
+    assert session.log.stat().st_size < 20 << 20
+
+
+@pytest.mark.slow
+def test_engine_core_killed_while_idle_fails_the_next_load(trial: Trial) -> None:
+    session = trial()
+    session.start(no_phase)
+    (core,) = eventually(lambda: named("VLLM"))
+    os.kill(core.identity.pid, signal.SIGKILL)
+    eventually(lambda: not alive(core.identity))
+    failed = failure_of(lambda: session.load(source(), plan(window_s=5.0), lambda tick: True))
+    assert failed.kind is FailureKind.ENGINE_DIED
+
+
+def test_closing_before_anything_began_is_clean(trial: Trial) -> None:
+    assert trial().close() == ()
+    session = trial()
+    session.prestart()
+    assert session.close() == ()
+
+
+def test_secrets_stay_out_of_trials(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "top-secret-key")
+    monkeypatch.setenv("HF_TOKEN", "hf_top_secret")
+    spec = trial()._spec
+    environment, _ = engine_environment(dataclasses.replace(spec, revision="abc"))
+    assert "VLLM_API_KEY" not in environment
+    assert "HF_TOKEN" not in environment
+    assert environment["HF_HUB_OFFLINE"] == "1"
+    fetching, _ = engine_environment(spec)
+    assert "HF_HUB_OFFLINE" not in fetching
+    assert fetching["VLLM_HOST_IP"] == "127.0.0.1"
+    assert fetching["VLLM_NO_USAGE_STATS"] == "1"
