@@ -32,7 +32,7 @@ def leaking_study(root: Path) -> StudyRecord:
     environment = {**made.setup["environment"], "HF_TOKEN": IN_ENVIRONMENT}
     environment["variables"] = {"VLLM_API_KEY": IN_ENVIRONMENT, "VLLM_NOTE": f"Bearer {IN_ENVIRONMENT}", "HF_TOKEN": SHAPED}
     made = replace(made, setup={**made.setup, "environment": environment})
-    argv = (*sample_study.argv_of(sample_study.LITE), "--api-key", IN_ARGUMENT, f"--hf-token={SHAPED}", "--max-num-seqs", "9")
+    argv = (*sample_study.argv_of(sample_study.LITE), "--api-key", IN_ARGUMENT, f"--hf-token={SHAPED}", "--seed", "9")
     trials = []
     for trial in made.trials:
         failure = trial.failure
