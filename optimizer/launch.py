@@ -52,7 +52,7 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
         listener(Note(text))
 
     goals = find_goals(options)
-    subject = find_subject(options)
+    subject = find_subject(options, say)
     load = find_load(options, subject, say)
     asked = find_asked(options, goals[0])
     space = find_space(options, subject, load.workload, goals[0].name, asked.concurrency)

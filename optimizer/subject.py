@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ class Subject:
         return to_argv(self.model.name, self.fixed | config, self.front_end, self.schema)
 
 
-def find_subject(options: SpaceOptions | BenchOptions) -> Subject:
+def find_subject(options: SpaceOptions | BenchOptions, say: Callable[[str], None] = lambda _: None) -> Subject:
     """Everything above from what was typed, before any engine starts.
 
     Raises:
@@ -88,6 +88,8 @@ def find_subject(options: SpaceOptions | BenchOptions) -> Subject:
     """
     python = str(options.python) if options.python else sys.executable
     machine = find_machine(options.simulate, options.gpus, python)
+    if not machine.simulated:
+        say(f"asking the vLLM of {python} for its arguments and for its view of the model")
     schema = find_arguments(python, machine, options.vllm_version)
     command = _command(options, schema)
     name = _model_name(options.model, command)
