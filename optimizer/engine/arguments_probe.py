@@ -16,6 +16,10 @@ import os
 import sys
 import typing
 
+# Run as a file, this folder would come first on the path, and its ``vllm.py`` would hide the package of that name.
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != HERE]
+
 FRONT_END_MODULES = (  # where make_arg_parser lives: 0.33, 0.29 to 0.32, up to 0.28
     "vllm.entrypoints.common.cli_args",
     "vllm.entrypoints.launchers.cli_args",
