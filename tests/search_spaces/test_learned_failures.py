@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+
 from vopt.search_spaces.learned import Learned
 from vopt.search_spaces.parameter import Parameter
 from vopt.search_spaces.space import SearchSpace
