@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from vopt.search_spaces.arguments import stored_arguments, stored_versions
 from vopt.search_spaces.build import Subject, build_space
 from vopt.search_spaces.choices import Choices, parse_choices, split_settings

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+
 from vopt.search_spaces.learned import Learned
 from vopt.search_spaces.parameter import Parameter
 from vopt.search_spaces.space import SearchSpace
@@ -29,16 +30,16 @@ DEFAULT = SPACE.default_point()
 
 def test_a_named_bound_holds_where_related_values_are_equal() -> None:
     learned = Learned().failed(
-        DEFAULT | {"max_num_seqs": 2048},
+        DEFAULT | {"max_num_seqs": 2048, "speculation": "mtp:1"},
         DEFAULT,
         kind="mamba_blocks",
         detail="at most 1100",
         hint={"max_num_seqs": {"at_most": 1100}},
     )
     space = SPACE.with_learned(learned)
-    assert space.violations(DEFAULT | {"max_num_seqs": 4096, "max_num_batched_tokens": 4096})
-    assert not space.violations(DEFAULT)
-    assert not space.violations(DEFAULT | {"max_num_seqs": 4096, "speculation": "mtp:1"})
+    assert space.violations(DEFAULT | {"max_num_seqs": 4096, "max_num_batched_tokens": 4096, "speculation": "mtp:1"})
+    assert not space.violations(DEFAULT | {"max_num_seqs": 1024, "speculation": "mtp:1"})
+    assert not space.violations(DEFAULT | {"max_num_seqs": 4096})
 
 
 def test_memory_failures_cover_hungrier_points_alone() -> None:
