@@ -143,7 +143,8 @@ async def test_slow_headers_end_at_the_idle_timeout() -> None:
 
 
 async def test_a_stream_that_trickles_ends_at_the_total_timeout() -> None:
-    trickle: list[bytes | float] = [HEAD, *[token(), 0.02] * 200]
+    steps: list[bytes | float] = [token(), 0.02]
+    trickle = [HEAD, *steps * 200]
     failed(await ask(trickle, total_timeout_s=0.2), Kind.TIMEOUT_TOTAL, "not finished after 0.2 s")
 
 
@@ -198,7 +199,7 @@ async def test_empty_text_is_a_token_and_no_content() -> None:
 
 
 async def test_chat_reasoning_comes_before_content() -> None:
-    script = [
+    script: Script = [
         HEAD, delta(role="assistant", content=""), 0.05, delta(reasoning_content="hm"), 0.05, delta(content="yes"),
         delta(content=" it"), delta("stop", content=" is"), usage(4), DONE, LAST_CHUNK,
     ]  # fmt: skip
