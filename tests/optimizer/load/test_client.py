@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import time
 from dataclasses import replace
@@ -274,6 +275,16 @@ async def test_connections_are_used_again_after_a_success_only() -> None:
 
 
 async def test_many_streams_at_once() -> None:
+    """More than the usual soft limit of open files would let through."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
+    try:
+        await many_streams()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def many_streams() -> None:
     async with serving(OK) as server, HttpEngine(parse_target(server.url, "m")) as engine:
         requests = [replace(REQUEST, index=index) for index in range(300)]
         records = await asyncio.gather(
