@@ -43,12 +43,21 @@ REGIMES = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Costs:
+    """CPU and wall seconds of a load, imports not counted, and (prompt, TTFT) of each stream."""
+
+    cpu: float
+    wall: float
+    ttfts: list[tuple[str, float]]
+
+
 def prompt_of(index: int) -> list[int]:
     return [index, *range(9)]
 
 
-async def ours(regime: Regime, url: str) -> tuple[float, list[tuple[str, float]]]:
-    """CPU seconds, and (prompt, TTFT) of each stream, of our client."""
+async def ours(regime: Regime, url: str) -> Costs:
+    """The load by our client."""
     from vopt.optimizer.load.client import HttpEngine
     from vopt.optimizer.load.drive import drive
     from vopt.optimizer.load.plan import Arrivals, LoadPlan
@@ -65,19 +74,19 @@ async def ours(regime: Regime, url: str) -> tuple[float, list[tuple[str, float]]
         deadline_s=300.0,
     )
     async with HttpEngine(parse_target(url, "mock")) as engine:
-        cpu = time.process_time()
+        cpu, wall = time.process_time(), time.perf_counter()
         load = await drive(engine, source, plan)
-        cpu = time.process_time() - cpu
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     assert sum(record.succeeded for record in load.records) == regime.streams, load.detail
     ttfts = []
     for record in load.records:
         assert record.ttft_s is not None
         ttfts.append((",".join(map(str, source.request(record.index).prompt_token_ids)), record.ttft_s))
-    return cpu, ttfts
+    return Costs(cpu, wall, ttfts)
 
 
-async def theirs(regime: Regime, url: str) -> tuple[float, list[tuple[str, float]]]:
-    """The same of vLLM's."""
+async def theirs(regime: Regime, url: str) -> Costs:
+    """The load by vLLM's."""
     import aiohttp
     from vllm.benchmarks.lib.endpoint_request_func import RequestFuncInput, async_request_openai_completions
 
@@ -103,34 +112,32 @@ async def theirs(regime: Regime, url: str) -> tuple[float, list[tuple[str, float
         return ",".join(map(str, prompt)), output.ttft
 
     async with aiohttp.ClientSession(connector=connector, trust_env=True, timeout=timeout) as http:
-        cpu = time.process_time()
+        cpu, wall = time.process_time(), time.perf_counter()
         ttfts = await asyncio.gather(*(one(index, http) for index in range(regime.streams)))
-        cpu = time.process_time() - cpu
-    return cpu, list(ttfts)
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    return Costs(cpu, wall, list(ttfts))
 
 
-CLIENTS: dict[str, Callable[[Regime, str], Awaitable[tuple[float, list[tuple[str, float]]]]]] = {"ours": ours, "theirs": theirs}
+CLIENTS: dict[str, Callable[[Regime, str], Awaitable[Costs]]] = {"ours": ours, "theirs": theirs}
 
 
 def child(client: str, regime: Regime, url: str) -> None:
     """One measurement in this process; the result is the last line of standard output."""
 
-    async def measure() -> tuple[float, float, list[tuple[str, float]]]:
-        began = time.perf_counter()
-        cpu, ttfts = await CLIENTS[client](regime, url)
-        return cpu, time.perf_counter() - began, ttfts
+    async def measure() -> Costs:
+        return await CLIENTS[client](regime, url)
 
-    cpu, wall, ttfts = asyncio.run(measure())
+    costs = asyncio.run(measure())
     errors = [0.0]
     if regime.every_s:
         with urllib.request.urlopen(f"{url}/ttft") as answer:
             server = json.load(answer)
-        errors = sorted(ttft - server[prompt] for prompt, ttft in ttfts)
+        errors = sorted(ttft - server[prompt] for prompt, ttft in costs.ttfts)
     chunks = regime.streams * regime.chunks
     figures = {
-        "cpu_per_million": cpu / chunks * 1e6,
-        "per_core": chunks / cpu,
-        "wall": wall,
+        "cpu_per_million": costs.cpu / chunks * 1e6,
+        "per_core": chunks / costs.cpu,
+        "wall": costs.wall,
         "error_p50": errors[len(errors) // 2],
         "error_p95": errors[int(len(errors) * 0.95)],
     }
