@@ -23,7 +23,7 @@ def _fault_row(request: pytest.FixtureRequest, record_property: Callable[[str, o
     if marker is not None:
         case = request.node.name.partition("[")[2].rstrip("]")
         record_property("fault", f"{marker.args[0]}{f' ({case[:60]})' if case else ''}")
-        record_property("engine", "vLLM on the CPU" if "vllm" in request.node.keywords else "stand-in")
+        record_property("engine", "vLLM on the CPU" if "vllm" in request.node.keywords else "without vLLM")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
