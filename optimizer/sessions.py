@@ -19,14 +19,14 @@ def opener(kind: str, subject: Subject) -> OpenSession:
     Raises:
         UsageError: another kind, or ``simulated`` without a device to simulate.
     """
-    if subject.machine.simulated or kind == "simulated":
-        return _simulated(subject)
     if kind.startswith(("http://", "https://")):
         raise UsageError(
             "a search starts engines itself, so --engine URL fits vopt bench only", hint=f"vopt bench --url {kind}"
         )
     if kind not in KINDS:
         raise UsageError(f"--engine {kind}: there are {', '.join(KINDS)}, or a URL with vopt bench")
+    if subject.machine.simulated or kind == "simulated":
+        return _simulated(subject)
 
     from vopt.optimizer.engine.spare import Spares
 

@@ -23,7 +23,7 @@ from vopt.search_spaces.arguments import Arguments, stored_arguments, stored_ver
 from vopt.search_spaces.choices import parse_setting, split_settings
 from vopt.search_spaces.defaults import Gpu
 from vopt.search_spaces.model import ShapeError, shape_from_config
-from vopt.search_spaces.parse import SpaceFileError
+from vopt.search_spaces.parse import SpaceFileError, canonical
 from vopt.search_spaces.shape import ModelShape
 
 NEWEST = "0.33.0"
@@ -230,6 +230,9 @@ def _model_name(given: str | None, command: LaunchCommand) -> str:
 
 def _set_arguments(texts: Sequence[str], schema: Arguments) -> tuple[EngineConfig, tuple[str, ...]]:
     """``--set`` as engine arguments and as front-end words; a name that this vLLM lacks is an error."""
+    for text in texts:
+        name, _, value = text.partition("=")
+        refuse_secret(canonical(name.strip()), value)
     try:
         engine_texts, front = split_settings(texts, schema)
         engine = dict(parse_setting(text, schema) for text in engine_texts)
@@ -237,6 +240,4 @@ def _set_arguments(texts: Sequence[str], schema: Arguments) -> tuple[EngineConfi
         raise SearchSpaceError(
             error.file, error.key, error.value, error.rule, hint="vopt space --check 'vllm serve …'"
         ) from None
-    for name, value in (*engine.items(), *front.items()):
-        refuse_secret(name, value)
     return EngineConfig(engine), tuple(word for name, value in front.items() for word in argument_words(name, value, schema))
