@@ -2,8 +2,8 @@
 
     python -m vopt.optimizer.engine.trial_process IN_FD OUT_FD
 
-Commands: ``{"do": "ping"}``, ``{"do": "start", ...}``, ``{"do": "load", ...}``, ``{"do": "stop_load"}``, ``{"do": "stop"}``; end of input is a
-stop. Events: ``ready`` (vLLM is imported), ``started``, ``tick``, ``loaded``, ``failed``.
+Commands: ``{"do": "ping"}``, ``{"do": "start", ...}``, ``{"do": "load", ...}``, ``{"do": "stop_load"}``, ``{"do": "stop"}``;
+end of input is a stop. Events: ``ready`` (vLLM is imported), ``started``, ``tick``, ``loaded``, ``failed``.
 The module body stays empty of work: vLLM's spawned children import it again.
 """
 

@@ -66,6 +66,7 @@ def test_gpus_say_who_holds_them() -> None:
     assert gpu_rows([], {}, cpu_build=True) == []
 
 
+@pytest.mark.fault("corrupt database")
 def test_databases_are_looked_into_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "studies.db"
     url = f"sqlite:///{path}"
@@ -121,6 +122,7 @@ def leftover(folder: Path) -> tuple[Manifest, subprocess.Popen[bytes]]:
     return manifest, process
 
 
+@pytest.mark.fault("search and supervisor both killed")
 def test_leftovers_of_a_dead_search_are_found_and_swept(tmp_path: Path) -> None:
     manifest, process = leftover(tmp_path)
     try:
@@ -146,6 +148,7 @@ def examine_leftovers() -> str:
     return leftover_rows()[0].text
 
 
+@pytest.mark.fault("pid used again by a bystander")
 def test_a_pid_that_was_used_again_is_not_touched(tmp_path: Path) -> None:
     manifest, process = leftover(tmp_path)
     try:

@@ -97,12 +97,14 @@ def test_waiting_ends_when_the_memory_is_back(nvml: Any) -> None:
     assert gpus.wait_until_idle({"GPU-000": GIB // 2}, patience_s=5, poll_s=0.001) == ()
 
 
+@pytest.mark.fault("GPU memory not returned")
 def test_who_still_holds_memory_is_named(nvml: Any) -> None:
     nvml([60 * GIB], holders=(4_000_000,))
     (words,) = gpus.wait_until_idle({"GPU-000": GIB}, patience_s=0)
     assert words == "GPU 0: 59.0 GiB not returned, held by process 4000000"
 
 
+@pytest.mark.fault("GPU lost")
 def test_a_gpu_that_fell_off_the_bus_is_missed(nvml: Any) -> None:
     nvml([0], [0])
     before = gpus.inventory()

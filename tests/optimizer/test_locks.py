@@ -23,9 +23,9 @@ HOLD = """
     from vopt.optimizer.locks import Lock
     lock = Lock(Path(sys.argv[1]), "study x").acquire("a search of x")
     if len(sys.argv) > 2 and os.fork() == 0:   # a child that inherits the lock and outlives its parent
-        print(os.getpid(), flush=True)
+        os.write(1, f"{os.getpid()}\\n".encode())
         time.sleep(600)
-    print("held", flush=True)
+    os.write(1, b"held\\n")
     time.sleep(600)
 """
 
@@ -46,6 +46,7 @@ def holder(path: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], lis
                     os.kill(int(line), 9)
 
 
+@pytest.mark.fault("two searches on one study")
 def test_the_second_search_is_told_who_holds_the_study(tmp_path: Path) -> None:
     with lock_study(tmp_path / "qwen-throughput-1", "qwen-throughput-1"):
         with pytest.raises(Locked) as caught:
@@ -56,6 +57,7 @@ def test_the_second_search_is_told_who_holds_the_study(tmp_path: Path) -> None:
     lock_study(tmp_path / "qwen-throughput-1", "qwen-throughput-1").release()
 
 
+@pytest.mark.fault("owner of a lock killed")
 def test_sigkill_of_the_owner_frees_the_lock(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with holder(path) as (process, lines):
@@ -67,6 +69,7 @@ def test_sigkill_of_the_owner_frees_the_lock(tmp_path: Path) -> None:
         Lock(path, "study x").acquire("mine").release()
 
 
+@pytest.mark.fault("lock held by a child of a dead owner")
 def test_a_child_of_a_dead_owner_does_not_keep_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with holder(path, "fork") as (process, lines):
@@ -90,6 +93,7 @@ def test_an_owner_on_another_host_is_believed(tmp_path: Path) -> None:
         assert "elsewhere" in replace(owner, host="elsewhere").words()
 
 
+@pytest.mark.fault("GPU in use by another search")
 def test_gpus_are_locked_all_or_none(tmp_path: Path) -> None:
     (other,) = lock_gpus(["GPU-b"], "search one", folder=tmp_path)
     with pytest.raises(Locked, match="GPU-b is in use by search one"):
@@ -101,6 +105,7 @@ def test_gpus_are_locked_all_or_none(tmp_path: Path) -> None:
     assert held_gpu_locks(tmp_path) == ()
 
 
+@pytest.mark.fault("corrupt lock file")
 def test_a_corrupt_lock_file_is_no_obstacle(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     for text in ("", "{", json.dumps({"pid": 1}), "[]"):

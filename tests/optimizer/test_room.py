@@ -12,6 +12,7 @@ from vopt.optimizer.errors import EnvironmentLacks, UsageError
 from vopt.optimizer.room import available_memory_bytes, check_disk, check_offload, need
 
 
+@pytest.mark.fault("disk too small")
 def test_what_lands_on_one_file_system_is_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=50 * 2**30))
     wanted = need(weights_bytes=40 * 2**30, starts=16, compile_keys=8)
@@ -23,6 +24,7 @@ def test_what_lands_on_one_file_system_is_added_up(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("name", ["kv_offloading_size", "cpu_offload_gb"])
+@pytest.mark.fault("offload beyond half of the memory")
 def test_offload_beyond_half_of_the_free_memory_is_refused(name: str) -> None:
     check_offload({name: 60}, 128 * 2**30)
     check_offload({name: None}, 128 * 2**30)

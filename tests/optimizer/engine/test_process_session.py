@@ -118,6 +118,7 @@ def test_a_spare_process_imports_before_its_turn_and_starts_nothing(trial: Trial
     eventually(lambda: len(named("VLLM")) == 1)
 
 
+@pytest.mark.fault("waiting process killed")
 def test_the_next_trial_takes_the_process_that_imported_during_this_start(trial: Trial) -> None:
     spares = Spares()
     first, second, third = trial(spares=spares), trial(spares=spares, arguments={"max_num_seqs": 7}), trial(spares=spares)
@@ -130,6 +131,7 @@ def test_the_next_trial_takes_the_process_that_imported_during_this_start(trial:
     assert waiting is not None
     assert second._hosted is waiting
     assert started.resolved["max_num_seqs"] == 7
+    assert "import_ahead" in started.start_parts_s
     second.load(source(), plan(window_s=0.5), lambda tick: True)
     second.close()
     assert second.log.exists()
@@ -162,6 +164,7 @@ START_FAULTS = [
     ("fault", "message", "arguments", "kind", "hint"),
     [pytest.param(*case, marks=() if number in (0, 7, 8) else pytest.mark.slow) for number, case in enumerate(START_FAULTS)],
 )
+@pytest.mark.fault("start fails")
 def test_a_failed_start_has_its_kind_and_leaves_nothing(
     trial: Trial, fault: str, message: str, arguments: dict[str, Any], kind: FailureKind, hint: dict[str, Any]
 ) -> None:
@@ -175,6 +178,7 @@ def test_a_failed_start_has_its_kind_and_leaves_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "last_words"), [("hang_import", "(nothing)"), ("hang_start", "shard 3 of 9")])
+@pytest.mark.fault("hang in start")
 def test_a_hang_in_the_start_ends_at_its_deadline_with_the_last_log_lines(trial: Trial, fault: str, last_words: str) -> None:
     session = trial(fault, start_s=1.5)
     failed = failure_of(lambda: session.start(no_phase))
@@ -193,6 +197,7 @@ def test_a_hang_in_the_start_ends_at_its_deadline_with_the_last_log_lines(trial:
         ("leader_kill_at", "", FailureKind.ENGINE_DIED),
     ],
 )
+@pytest.mark.fault("death under load")
 def test_a_death_under_load_is_noticed_at_once(trial: Trial, fault: str, message: str, kind: FailureKind, at: int) -> None:
     session = trial(f"{fault}:{at}", message)
     started = session.start(no_phase)
@@ -208,6 +213,7 @@ def test_a_death_under_load_is_noticed_at_once(trial: Trial, fault: str, message
 
 
 @pytest.mark.slow
+@pytest.mark.fault("trial process stops")
 def test_a_trial_process_whose_loop_stops_is_a_hang(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vopt.optimizer.engine.process.SILENCE_S", 3.0)
     session = trial("stuck_load:3")
@@ -217,6 +223,7 @@ def test_a_trial_process_whose_loop_stops_is_a_hang(trial: Trial, monkeypatch: p
 
 
 @pytest.mark.slow
+@pytest.mark.fault("100 MB of output under load")
 def test_100_mb_of_output_change_nothing(trial: Trial) -> None:
     session = trial("flood:20")
     session.start(no_phase)
@@ -227,6 +234,7 @@ def test_100_mb_of_output_change_nothing(trial: Trial) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.fault("engine core killed while idle")
 def test_engine_core_killed_while_idle_fails_the_next_load(trial: Trial) -> None:
     session = trial()
     session.start(no_phase)
