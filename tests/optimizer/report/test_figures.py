@@ -19,9 +19,9 @@ from vopt.optimizer.report.view import StudyView
 IMPORTANCE = {"max_num_seqs": 0.6, "max_num_batched_tokens": 0.4}
 
 
-@pytest.fixture
-def view(tmp_path: Path) -> StudyView:
-    return StudyView.of(sample_study.on_disk(sample_study.study(), tmp_path))
+@pytest.fixture(scope="module")
+def view(tmp_path_factory: pytest.TempPathFactory) -> StudyView:
+    return StudyView.of(sample_study.on_disk(sample_study.study(), tmp_path_factory.mktemp("study")))
 
 
 def traces(figure: FigureSpec | None) -> dict[str, dict[str, Any]]:
@@ -30,7 +30,7 @@ def traces(figure: FigureSpec | None) -> dict[str, dict[str, Any]]:
 
 
 def test_plotly_accepts_every_figure_of_every_variant(tmp_path: Path) -> None:
-    for make in (*sample_study.VARIANTS.values(), sample_study.running):
+    for make in (sample_study.study, sample_study.nothing_feasible, sample_study.unconfirmed, sample_study.running):
         made = StudyView.of(sample_study.on_disk(make(), tmp_path))
         figures = [*search_figures(made, IMPORTANCE), *record_figures(made, records_of(wanted_records(made)))]
         assert len({figure.name for figure in figures}) == len(figures)
@@ -114,7 +114,7 @@ def test_no_token_is_lost_or_counted_twice(shape: list[tuple[float, list[tuple[f
 
 
 def test_a_cut_off_file_gives_what_is_whole(tmp_path: Path) -> None:
-    made = sample_study.on_disk(sample_study.study(), tmp_path)
+    made = sample_study.on_disk(sample_study.study(), tmp_path, requests=600)
     path = Path(made.trials[0].directory) / RECORDS
     whole = read_records(path.parent)
     assert len(whole) == 600
