@@ -11,9 +11,15 @@ import sample_storage
 import sample_study
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
+
 from vopt.optimizer.dashboard import DashboardServer
 
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(not (browser.CHROMIUM and browser.DRIVER), reason="Chromium is not installed")]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not (browser.CHROMIUM and browser.DRIVER), reason="Chromium is not installed"),
+    # The dashboard's own importance plot of a short study; it runs in the server's threads.
+    pytest.mark.filterwarnings("ignore:Some regimes for parameter"),
+]
 
 
 @pytest.fixture(scope="module")

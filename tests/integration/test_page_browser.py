@@ -12,9 +12,13 @@ import sample_study
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.ui import WebDriverWait
+
 from vopt.optimizer.report.page import page
 
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(not (browser.CHROMIUM and browser.DRIVER), reason="Chromium is not installed")]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not (browser.CHROMIUM and browser.DRIVER), reason="Chromium is not installed"),
+]
 IMPORTANCE = {"max_num_seqs": 0.6, "max_num_batched_tokens": 0.4}
 
 
@@ -90,7 +94,9 @@ def test_the_command_is_copied_as_it_is(driver: browser.webdriver.Chrome, pages:
     button = driver.find_element(By.CSS_SELECTOR, "button[data-copy=command]")
     button.click()
     WebDriverWait(driver, 10).until(lambda _: button.text == "Copied")
-    copied = driver.execute_async_script("const done = arguments[0]; navigator.clipboard.readText().then(done, e => done(String(e)))")
+    copied = driver.execute_async_script(
+        "const done = arguments[0]; navigator.clipboard.readText().then(done, e => done(String(e)))"
+    )
     assert copied == driver.find_element(By.ID, "command").text
     assert copied.startswith("vllm serve Qwen/Qwen3.5-35B-A3B-FP8 \\\n")
 

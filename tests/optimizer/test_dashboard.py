@@ -17,6 +17,7 @@ import optuna
 import pytest
 import sample_storage
 import sample_study
+
 from vopt.optimizer.dashboard import DashboardServer, study_asked_for
 from vopt.optimizer.dashboard_guard import local_host
 from vopt.optimizer.dashboard_storage import ServedStorage, copy_storage, feasible, shown_attributes
@@ -49,8 +50,12 @@ def dashboard(stored: Stored) -> Iterator[DashboardServer]:
     thread.join(10)
 
 
-def ask(server: DashboardServer, path: str, *, method: str = "GET", host: str | None = None) -> tuple[int, bytes, dict[str, str]]:
-    request = urllib.request.Request(server.url + path.lstrip("/"), method=method, data=b"{}" if method not in ("GET", "HEAD") else None)
+def ask(
+    server: DashboardServer, path: str, *, method: str = "GET", host: str | None = None
+) -> tuple[int, bytes, dict[str, str]]:
+    request = urllib.request.Request(
+        server.url + path.lstrip("/"), method=method, data=b"{}" if method not in ("GET", "HEAD") else None
+    )
     if host is not None:
         request.add_unredirected_header("Host", host)
     try:

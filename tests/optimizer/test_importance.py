@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import sample_study
+
 from vopt.optimizer.history import StudyRecord
 from vopt.optimizer.importance import importance
 from vopt.optimizer.trial import EngineConfig
@@ -13,7 +14,9 @@ def searched(figures: list[tuple[dict[str, object], float]], *, status: str = "c
     made = sample_study.study()
     pattern = made.trials[0]
     rows = [
-        replace(pattern, label=str(place), config=EngineConfig(config), metrics=sample_study.metrics_of(value), resolved={"a": 5})
+        replace(
+            pattern, label=str(place), config=EngineConfig(config), metrics=sample_study.metrics_of(value), resolved={"a": 5}
+        )
         for place, (config, value) in enumerate(figures)
     ]
     return replace(made, trials=tuple(rows), recommendation=None)

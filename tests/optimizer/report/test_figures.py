@@ -8,6 +8,7 @@ import pytest
 import sample_study
 from hypothesis import given
 from hypothesis import strategies as st
+
 from vopt.objectives.records import RequestRecord
 from vopt.optimizer.report.chart import FigureSpec
 from vopt.optimizer.report.figures import confirmation, history, pareto, search_figures, slices, timeline
@@ -73,7 +74,11 @@ def test_the_timeline_holds_every_second(view: StudyView) -> None:
 
 
 def test_confirmation_shows_every_start_of_each_arm(view: StudyView) -> None:
-    assert {name: len(trace["x"]) for name, trace in traces(confirmation(view)).items()} == {"baseline": 3, "finalist": 3, "lite": 3}
+    assert {name: len(trace["x"]) for name, trace in traces(confirmation(view)).items()} == {
+        "baseline": 3,
+        "finalist": 3,
+        "lite": 3,
+    }
 
 
 def test_hover_texts_hold_no_markup_of_an_engine(view: StudyView) -> None:
@@ -102,7 +107,12 @@ def test_requests_in_flight() -> None:
     assert in_flight(rows, 4) == [1, 2, 1, 0]
 
 
-@given(st.lists(st.tuples(st.floats(0, 20), st.lists(st.tuples(st.floats(0.001, 5), st.integers(1, 9)), min_size=1, max_size=6)), max_size=8))
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 20), st.lists(st.tuples(st.floats(0.001, 5), st.integers(1, 9)), min_size=1, max_size=6)),
+        max_size=8,
+    )
+)
 def test_no_token_is_lost_or_counted_twice(shape: list[tuple[float, list[tuple[float, int]]]]) -> None:
     rows = []
     for sent, chunks in shape:
