@@ -1,4 +1,4 @@
-"""The sample study as Optuna stores it: told trials with constraints, told values of infeasible trials as a search tells them."""
+"""The sample study as Optuna stores it: told trials with constraints."""
 
 from __future__ import annotations
 

@@ -148,7 +148,8 @@ def test_a_file_that_is_no_configuration_is_refused(text: str, rule: str) -> Non
 
 
 def test_a_users_own_file_is_read_as_vllm_reads_it() -> None:
-    text = "model: m\nmax-num-seqs: 8\nspeculative-config: {method: mtp, n: 1}\nenable-x: true\ny: false\nsizes: [1, 2]\nempty: []\n"
+    text = "model: m\nmax-num-seqs: 8\nspeculative-config: {method: mtp, n: 1}\n"
+    text += "enable-x: true\ny: false\nsizes: [1, 2]\nempty: []\n"
     expected = ("vllm", "serve", "m", "--max-num-seqs", "8", "--speculative-config", '{"method": "mtp", "n": 1}')
     assert argv_from_yaml(text) == (*expected, "--enable-x", "--no-y", "--sizes", "1", "2")
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,8 @@ def test_no_token_is_lost_or_counted_twice(shape: list[tuple[float, list[tuple[f
 
 
 def test_a_cut_off_file_gives_what_is_whole(tmp_path: Path) -> None:
-    made = sample_study.on_disk(sample_study.study(), tmp_path, requests=600)
+    made = sample_study.study()
+    made = sample_study.on_disk(replace(made, trials=made.trials[:1]), tmp_path, requests=600)
     path = Path(made.trials[0].directory) / RECORDS
     whole = read_records(path.parent)
     assert len(whole) == 600
