@@ -6,7 +6,7 @@ Times are seconds since the load began (``_s``); sizes are tokens unless the nam
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
 
@@ -92,7 +92,11 @@ class RequestRecord:
         return None if ttft is None or self.output_tokens < 2 else (self.e2e_s - ttft) / (self.output_tokens - 1)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        # Not asdict: it copies every token time one by one, which took longer than simulating the load.
+        data = {name: getattr(self, name) for name in _RECORD_FIELDS}
+        if self.failure is not None:
+            data["failure"] = {"kind": self.failure.kind, "message": self.failure.message}
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RequestRecord:
@@ -105,6 +109,9 @@ class RequestRecord:
                 "failure": RequestFailure(RequestFailureKind(failure["kind"]), failure["message"]) if failure else None,
             }
         )
+
+
+_RECORD_FIELDS = tuple(spec.name for spec in fields(RequestRecord))
 
 
 @dataclass(frozen=True, slots=True)

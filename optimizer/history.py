@@ -54,6 +54,10 @@ class TrialRequest:
     incumbent_curve: tuple[float, ...] | None = None
 
 
+SAMPLED_STAGES = (Stage.SEARCH, Stage.SCREENING)
+"""Stages whose starts a sampler learns from: they are made under like conditions."""
+
+
 @dataclass(frozen=True, slots=True)
 class FailureSummary:
     """A failed trial as it is stored and shown."""
@@ -131,6 +135,15 @@ class TrialRecord:
                 "flags": tuple(known["flags"]),
             }
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A start that began and was not told: ``record`` is its result when that reached the disk, ``number`` its trial."""
+
+    request: TrialRequest
+    record: TrialRecord | None
+    number: int | None
 
 
 @dataclass(frozen=True, slots=True)

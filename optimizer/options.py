@@ -16,8 +16,6 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from vopt.optimizer.errors import UsageError
-
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B)?", re.IGNORECASE)
 SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
@@ -212,7 +210,6 @@ class SearchOptions(SpaceOptions):
     ] = None
     sampler: Annotated[str, _option("auto, gp, tpe or random.", MACHINERY, "--sampler")] = "auto"
     engine: EngineKind = "vllm"
-    executor: Annotated[str, _option("local or ray.", MACHINERY, "--executor")] = "local"
     storage: Storage = "sqlite:///studies.db"
     study: Annotated[str | None, _option("Name of the study. Default: <model>-<goal>-<n>.", MACHINERY, "--study")] = None
     data_dir: DataDir = None
@@ -394,11 +391,3 @@ def command(cls: type[Options], body: Callable[[Options], None]) -> Callable[...
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by inspect.signature
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
-
-
-def name_and_value(text: str, option: str) -> tuple[str, str]:
-    """``NAME=VALUE`` in two; a missing ``=`` is a ``UsageError`` that shows the form."""
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise UsageError(f"{option} takes NAME=VALUE, got {text!r}", hint=f"{option} max_num_seqs=256")
-    return name.strip().replace("-", "_"), value

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vopt.optimizer import gpus
 from vopt.optimizer.caches import cache_root
-from vopt.optimizer.command import ENVIRONMENT_PREFIX, LaunchCommand, argument_words, refuse_secret, to_argv
+from vopt.optimizer.command import LaunchCommand, argument_words, refuse_secret, to_argv
 from vopt.optimizer.command_reader import parse_command
-from vopt.optimizer.engine.arguments import read_arguments
+from vopt.optimizer.engine.arguments import VllmJudge, read_arguments
 from vopt.optimizer.engine.hardware import Hardware, hardware
 from vopt.optimizer.environment import ModelFiles, find_model, vllm_version
-from vopt.optimizer.errors import EnvironmentLacks, UsageError
-from vopt.optimizer.options import BenchOptions, SpaceOptions, name_and_value
+from vopt.optimizer.errors import EnvironmentLacks, SearchSpaceError, UsageError
+from vopt.optimizer.options import BenchOptions, SpaceOptions
 from vopt.optimizer.report.deploy import argv_from_yaml
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.arguments import Arguments, stored_arguments, stored_versions
+from vopt.search_spaces.choices import parse_setting, split_settings
 from vopt.search_spaces.defaults import Gpu
 from vopt.search_spaces.model import ShapeError, shape_from_config
+from vopt.search_spaces.parse import SpaceFileError, canonical
 from vopt.search_spaces.shape import ModelShape
 
 NEWEST = "0.33.0"
@@ -53,7 +53,10 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """``fixed`` (``--set``) is in every trial; ``baseline`` is the user's own command (empty: the untouched defaults)."""
+    """``fixed`` (``--set``) is in every trial; ``baseline`` is the user's own command (empty: the untouched defaults).
+
+    ``resolved`` is what the installed vLLM itself makes of ``fixed`` on this machine (empty for a simulation).
+    """
 
     model: ModelFiles
     shape: ModelShape | None
@@ -65,6 +68,7 @@ class Subject:
     front_end: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     own_command: bool = False
+    resolved: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def dummy_weights(self) -> bool:
@@ -75,7 +79,7 @@ class Subject:
         return to_argv(self.model.name, self.fixed | config, self.front_end, self.schema)
 
 
-def find_subject(options: SpaceOptions | BenchOptions) -> Subject:
+def find_subject(options: SpaceOptions | BenchOptions, say: Callable[[str], None] = lambda _: None) -> Subject:
     """Everything above from what was typed, before any engine starts.
 
     Raises:
@@ -84,6 +88,8 @@ def find_subject(options: SpaceOptions | BenchOptions) -> Subject:
     """
     python = str(options.python) if options.python else sys.executable
     machine = find_machine(options.simulate, options.gpus, python)
+    if not machine.simulated:
+        say(f"asking the vLLM of {python} for its arguments and for its view of the model")
     schema = find_arguments(python, machine, options.vllm_version)
     command = _command(options, schema)
     name = _model_name(options.model, command)
@@ -95,7 +101,9 @@ def find_subject(options: SpaceOptions | BenchOptions) -> Subject:
         if machine.simulated:
             raise UsageError(f"{name} cannot be simulated: {error}") from None
         shape = None
+    resolved = {} if machine.simulated else ask_engine(python, model, fixed | command.config, fixed)
     return Subject(
+        resolved=resolved,
         model=model,
         shape=shape,
         schema=schema,
@@ -107,6 +115,23 @@ def find_subject(options: SpaceOptions | BenchOptions) -> Subject:
         environment=command.environment,
         own_command=bool(command.config),
     )
+
+
+def ask_engine(python: str, model: ModelFiles, config: EngineConfig, fixed: EngineConfig) -> Mapping[str, Any]:
+    """What the installed vLLM makes of ``fixed``, asked in a child process off the GPU.
+
+    Raises:
+        UsageError: vLLM refuses ``config``, the baseline of every trial, in its own words.
+    """
+    name = str(model.directory or model.name)
+    with VllmJudge(python) as judge:
+        verdict = judge.ask(name, config)
+        if not verdict.accepted:
+            raise UsageError(
+                f"vLLM refuses this model or these arguments: {verdict.reason}",
+                hint="vopt space --check 'vllm serve …' takes a command apart",
+            )
+        return verdict.resolved if config == fixed else judge.ask(name, fixed).resolved
 
 
 def find_machine(simulate: str | None, wanted_gpus: str | None, python: str) -> Machine:
@@ -207,38 +232,14 @@ def _model_name(given: str | None, command: LaunchCommand) -> str:
 
 def _set_arguments(texts: Sequence[str], schema: Arguments) -> tuple[EngineConfig, tuple[str, ...]]:
     """``--set`` as engine arguments and as front-end words; a name that this vLLM lacks is an error."""
-    engine: dict[str, Any] = {}
-    front_end: list[str] = []
     for text in texts:
-        name, value_text = name_and_value(text, "--set")
-        value = json_or_text(value_text)
-        refuse_secret(name, value)
-        if name.startswith(ENVIRONMENT_PREFIX):
-            engine[name] = value_text
-            continue
-        argument = schema.get(name)
-        if argument is None and name not in schema.engine_names:
-            raise UsageError(
-                f"--set {name}: vLLM {schema.version} has no argument of that name{_nearest(name, schema)}",
-                hint="vopt space --check 'vllm serve …' names what replaced a retired one",
-            )
-        if complaint := schema.unlike(name, value):
-            raise UsageError(f"--set {name}={value_text}: {complaint}")
-        if argument is not None and argument.front_end:
-            front_end += argument_words(name, value, schema)
-        else:
-            engine[name] = value
-    return EngineConfig(engine), tuple(front_end)
-
-
-def json_or_text(text: str) -> Any:
-    """VALUE is JSON if it parses, else text."""
+        name, _, value = text.partition("=")
+        refuse_secret(canonical(name.strip()), value)
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
-
-
-def _nearest(name: str, schema: Arguments) -> str:
-    near = difflib.get_close_matches(name, list(schema.arguments), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+        engine_texts, front = split_settings(texts, schema)
+        engine = dict(parse_setting(text, schema) for text in engine_texts)
+    except SpaceFileError as error:
+        raise SearchSpaceError(
+            error.file, error.key, error.value, error.rule, hint="vopt space --check 'vllm serve …'"
+        ) from None
+    return EngineConfig(engine), tuple(word for name, value in front.items() for word in argument_words(name, value, schema))

@@ -82,6 +82,8 @@ def version_key(version: str) -> tuple[int, int]:
 def batch_defaults(gpu: Gpu, version: str = LATEST_VERSION) -> tuple[int, int]:
     """(max_num_seqs, max_num_batched_tokens) of ``vllm serve`` on a device, before any performance mode."""
     name = gpu.name.lower()
+    if name == "cpu":
+        return 128, 2048
     if gpu.memory_bytes >= 160 * GIB and version_key(version) >= (0, 28):
         return 1024, 16384
     if gpu.memory_bytes >= 70 * GIB and "a100" not in name and "gb10" not in name:

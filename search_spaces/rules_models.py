@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from vopt.search_spaces.parameter import Violation
-from vopt.search_spaces.rules import Settings, rule
+from vopt.search_spaces.settings import Rule, Settings, collector
+
+RULES: list[Rule] = []
+rule = collector(RULES)
 
 SIXTEEN_BITS = ("float16", "bfloat16")
 
@@ -78,6 +81,16 @@ def quantized_twice(s: Settings) -> Violation | None:
         return None
     detail = f"the checkpoint is quantized with {method}; quantization {asked!r} cannot be put on it"
     return Violation("quantized_twice", detail, {"quantization": None})
+
+
+@rule
+def deep_gemm_needs_fp8(s: Settings) -> Violation | None:
+    """DeepGEMM multiplies 8-bit blocks alone."""
+    quantized = s.given("quantization") or s.model.get("quantization")
+    for name in ("moe_backend", "linear_backend"):
+        if s.given(name) == "deep_gemm" and s.model and "fp8" not in str(quantized):
+            return Violation("deep_gemm_needs_fp8", f"{name} deep_gemm needs FP8 weights", {name: "auto"})
+    return None
 
 
 @rule

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from vopt.search_spaces.parameter import Violation
-from vopt.search_spaces.rules import Settings, rule
+from vopt.search_spaces.settings import Rule, Settings, collector
+
+RULES: list[Rule] = []
+rule = collector(RULES)
 
 OFF = {"speculative_config": None}
 V1_WITHOUT_ASYNC = ("ngram", "suffix", "draft_model")

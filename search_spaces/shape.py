@@ -28,6 +28,14 @@ DTYPE_BYTES = {
 """Bytes of one value by the names that vLLM gives to weight, KV-cache and state types."""
 
 
+class ShapeError(ValueError):
+    """A config that does not say what a model looks like. ``missing`` names what could not be derived."""
+
+    def __init__(self, missing: str, detail: str) -> None:
+        super().__init__(f"cannot derive {missing}: {detail}")
+        self.missing = missing
+
+
 class LayerKind(StrEnum):
     """How a layer remembers the past: everything, a window, or a state of fixed size."""
 

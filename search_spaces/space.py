@@ -158,7 +158,8 @@ class SearchSpace:
         Follows the repairs that the rules name, then looks in ever wider circles of neighbours. When nothing near is
         possible the last point is returned as it is: ask ``violations``.
         """
-        current, notes = dict(point), []
+        current: dict[str, Any] = dict(point)
+        notes: list[str] = []
         for _ in range(MOST_REPAIRS):
             broken = self.violations(current)
             if not broken:
@@ -226,8 +227,12 @@ class SearchSpace:
         if name not in self:
             return self
         parameter = self[name]
-        wanted = keep if callable(keep) else (lambda value, members=tuple(keep): any(same(value, m) for m in members))
-        values = tuple(v for v in parameter.values if same(v, parameter.default) or wanted(v))
+        members = () if callable(keep) else tuple(keep)
+        values = tuple(
+            v
+            for v in parameter.values
+            if same(v, parameter.default) or (keep(v) if callable(keep) else any(same(v, member) for member in members))
+        )
         if values == parameter.values:
             return self
         if len(values) == 1:

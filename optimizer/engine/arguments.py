@@ -141,7 +141,7 @@ class VllmJudge:
         if self._child is None:
             self._answers = queue.Queue()
             self._child = subprocess.Popen(
-                [self._python, str(PROBE), "ask"],
+                [self._python, "-c", PROBE.read_text(encoding="utf-8"), "ask"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -194,7 +194,7 @@ def _located(python: str, timeout_s: float, environment: Mapping[str, str] | Non
 
 
 def _probe(python: str, timeout_s: float, environment: Mapping[str, str] | None) -> dict[str, Any]:
-    text = _run([python, str(PROBE), "schema"], timeout_s, environment)
+    text = _run([python, "-c", PROBE.read_text(encoding="utf-8"), "schema"], timeout_s, environment)
     try:
         document: dict[str, Any] = json.loads(text)
     except json.JSONDecodeError as error:

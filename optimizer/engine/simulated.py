@@ -7,6 +7,7 @@ sessions with equal seed, configuration, label and caches behave alike to the la
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import math
 import random
@@ -35,6 +36,10 @@ __all__ = ["Noise", "SimulatedCaches", "SimulatedSession"]
 
 WARM_KV_GAIN = 0.0028
 """A dense model's KV cache is that much larger once its caches are warm (814 368 -> 816 640 tokens, measured)."""
+
+
+TICK_S = 2.0
+"""Least virtual time between two looks at a simulated load: the looks are most of what it costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,8 @@ NO_NOISE = Noise(0.0, 0.0)
 class SimulatedSession:
     """Implements ``Session``. ``phase_s`` holds the virtual seconds of each phase: what they would have been on a GPU.
 
-    ``caches`` is shared by the sessions of a study and decides the start class; ``gpus`` is how many devices there are.
+    ``caches`` is shared by the sessions of a study and decides the start class; ``gpus`` is how many devices there are
+    (default: those of the trial, at least one).
     """
 
     def __init__(
@@ -80,12 +86,13 @@ class SimulatedSession:
         version: str = LATEST_VERSION,
         caches: SimulatedCaches | None = None,
         noise: Noise = Noise(),
-        gpus: int = 1,
+        gpus: int | None = None,
         crash_regions: tuple[CrashRegion, ...] = CRASH_REGIONS,
     ) -> None:
         self._spec, self._shape, self._hardware, self._version = spec, shape, hardware, version
         self._caches = caches if caches is not None else SimulatedCaches()
-        self._noise, self._gpus, self._regions = noise, gpus, crash_regions
+        self._noise, self._regions = noise, crash_regions
+        self._gpus = max(1, len(spec.gpus)) if gpus is None else gpus
         self._engine: SimulatedEngine | None = None
         self._started: Started | None = None
         self.phase_s: dict[Phase, float] = {}
@@ -129,11 +136,17 @@ class SimulatedSession:
         async def loaded() -> LoadResult:
             engine.attach(asyncio.get_running_loop(), source)
             try:
-                return await drive(engine, source, plan, on_tick)
+                return await drive(engine, source, replace(plan, tick_s=max(plan.tick_s, TICK_S)), on_tick)
             finally:
                 engine.detach()
 
-        result = run_virtual(loaded())
+        collecting = gc.isenabled()
+        gc.disable()  # hundreds of thousands of live tuples and no cycles: collections would find nothing and cost a tenth
+        try:
+            result = run_virtual(loaded())
+        finally:
+            if collecting:
+                gc.enable()
         self.phase_s[Phase.LOAD] = self.phase_s.get(Phase.LOAD, 0.0) + engine.now() - began_s
         if engine.dead is not None:
             raise EngineFailure(self._died(engine, result, started))

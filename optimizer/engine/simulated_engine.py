@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from vopt.objectives.records import CounterSample, RequestFailure, RequestFailureKind, RequestRecord
 from vopt.optimizer.engine.roofline import acceptance_length
 from vopt.optimizer.engine.simulated_failures import FIRST_WAVE, CrashRegion
-from vopt.optimizer.engine.simulated_scheduler import Run, Scheduler, Sequence
+from vopt.optimizer.engine.simulated_scheduler import Scheduler
+from vopt.optimizer.engine.simulated_state import Run, Sequence
 from vopt.optimizer.load.plan import Request
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.trial import FailureKind
@@ -153,9 +154,10 @@ class SimulatedEngine:
         flight = self._flights.get(index)
         if flight is None:
             return None
-        self._sync()
+        if self._run is not None and self._run.steps > 1:
+            self._sync()
         times, tokens = self._scheduler.chunks(flight.sequence)
-        return flight.sent_s - flight.origin_s, _since(times, flight.origin_s), tokens
+        return flight.sent_s - flight.origin_s, _since(times, flight.origin_s) if flight.origin_s else times, tokens
 
     async def counters(self, *, origin_s: float) -> CounterSample:
         self._sync()

@@ -13,103 +13,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vopt.optimizer.engine.roofline import StepTime
+from vopt.optimizer.engine.simulated_state import Counters, Run, Sequence
 from vopt.search_spaces.defaults import Resolved
 from vopt.search_spaces.kv_cache import KvLayout
 
 CHUNK_STEPS = 16
-CHUNK_S = 0.25
-"""A stream's chunks are at most this many steps and about this long; its first token and its end are exact. Each stream
-counts from its own first token, so the edges of a window cut chunks of different streams at different places and its token
-count is off by well under 0.1 % (a test holds that against exact token times)."""
+CHUNK_S = 1.0
+"""A stream's chunks are at most this many steps and about this long; its first token and its end are exact.
+
+Each stream counts from its own first token, so the edges of a window cut the chunks of different streams at different
+places; and a stream in flight shows whole chunks only, so that half a chunk a stream is counted too much where a window
+opens and too little where it closes. What remains is noise well under 0.1 % of a window's tokens (a test holds that against
+exact token times)."""
 
 LONGEST_RUN = 64
 """Most equal steps taken at once: within so many, the growing context changes a step's time by under 1 %."""
-
-
-class Sequence:
-    """One request inside the engine. Steps are counted over the engine's life."""
-
-    __slots__ = (
-        "allocated",
-        "chunk_times",
-        "chunk_tokens",
-        "computed",
-        "emitted",
-        "finish_step",
-        "first_step",
-        "first_time",
-        "gone",
-        "growth",
-        "hit",
-        "index",
-        "number",
-        "output",
-        "prefix",
-        "prompt",
-        "queued_s",
-        "rate",
-        "steps",
-        "stride",
-    )
-
-    def __init__(
-        self, number: int, index: int, prompt: int, output: int, queued_s: float, prefix: tuple[int, int] | None
-    ) -> None:
-        self.number, self.index, self.prompt, self.output, self.queued_s = number, index, prompt, output, queued_s
-        self.prefix = prefix
-        self.emitted = 0  # tokens that left before the last preemption
-        self.chunk_times: tuple[float, ...] = ()
-        self.chunk_tokens: tuple[int, ...] = ()
-        self.computed = self.hit = 0
-        self.first_step = -1
-        self.first_time = 0.0
-        self.steps = self.finish_step = 0
-        self.rate = 1.0
-        self.stride = 1
-        self.growth = self.allocated = 0.0
-        self.gone = False
-
-    @property
-    def decoding(self) -> bool:
-        return self.first_step >= 0
-
-
-@dataclass(slots=True)
-class Counters:
-    """Cumulative since the engine's start, as vLLM counts them."""
-
-    preemptions: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    prompt_tokens: int = 0
-    first_tokens: int = 0
-    decoded_tokens: float = 0.0
-    drafts: int = 0
-    steps: int = 0
-    full_budget_steps: int = 0
-
-    @property
-    def generated_tokens(self) -> int:
-        return self.first_tokens + round(self.decoded_tokens)
-
-    @property
-    def accepted_tokens(self) -> int:
-        """Drafted tokens that were kept: what each verification gave beyond the model's own token."""
-        return max(0, round(self.decoded_tokens - self.drafts))
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """``steps`` equal steps of ``step_s`` seconds each, from ``start_s``; prompts end only in runs of one step."""
-
-    start_s: float
-    step_s: float
-    steps: int
-    chunks: tuple[tuple[Sequence, int], ...] = ()
-
-    @property
-    def end_s(self) -> float:
-        return self.start_s + self.step_s * self.steps
 
 
 @dataclass(slots=True)
@@ -263,7 +181,8 @@ class Scheduler:
             self.counters.preemptions += 1
             if victim.decoding:
                 done = self.produced(victim)
-                victim.chunk_times, victim.chunk_tokens = self.chunks(victim)
+                chunks = self._all_chunks(victim, self.step_times[-1], done - victim.emitted)
+                victim.chunk_times, victim.chunk_tokens = chunks
                 self._stop_decoding(victim)
                 victim.prompt += done - victim.emitted
                 victim.emitted = done
@@ -358,6 +277,7 @@ class Scheduler:
         sequence.allocated += past * sequence.growth
         sequence.growth = 0.0
         sequence.first_step = -1
+        sequence.shown_chunks = -1
         if not self.decoding:  # sums of floats drift
             self.context = self.context_growth = self.growth = 0.0
 
@@ -369,7 +289,8 @@ class Scheduler:
 
     def _close(self, sequence: Sequence, end_s: float) -> None:
         """Write the last chunks and give everything back."""
-        sequence.chunk_times, sequence.chunk_tokens = self.chunks(sequence, end_s)
+        tokens = sequence.output - sequence.emitted
+        sequence.chunk_times, sequence.chunk_tokens = self._all_chunks(sequence, end_s, tokens)
         sequence.emitted = sequence.output
         sequence.gone = True
         sequence.first_step = -1
@@ -398,21 +319,29 @@ class Scheduler:
             return sequence.emitted
         return sequence.emitted + 1 + int(sequence.rate * (self.step - sequence.first_step) + 1e-9)
 
-    def chunks(self, sequence: Sequence, end_s: float | None = None) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """(times, tokens) of a stream up to the last settled step, or to its end at ``end_s``."""
-        if not sequence.decoding:
+    def chunks(self, sequence: Sequence) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """(times, tokens) of a stream so far, in whole chunks."""
+        if sequence.first_step < 0:
             return sequence.chunk_times, sequence.chunk_tokens
+        whole = (self.step - sequence.first_step) // sequence.stride
+        if sequence.shown_chunks != whole:
+            sequence.shown = self._cut(sequence, sequence.first_step + whole * sequence.stride + 1)
+            sequence.shown_chunks = whole
+        return sequence.shown
+
+    def _cut(self, sequence: Sequence, end: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """Chunks whose last step comes before step ``end``, behind those of earlier lives."""
         first, rate, stride = sequence.first_step, sequence.rate, sequence.stride
-        last = self.step if end_s is None else sequence.finish_step
-        total = (self.produced(sequence) if end_s is None else sequence.output) - sequence.emitted
-        between = self.step_times[first + stride : last : stride]
+        between = self.step_times[first + stride : end : stride]
         if rate == 1.0:
             tokens = [1, *([stride] * len(between))]
         else:
             ends = [1 + int(rate * stride * (chunk + 1) + 1e-9) for chunk in range(len(between))]
             tokens = [1, *(after - before for before, after in zip([1, *ends], ends, strict=False))]
-        times = [sequence.first_time, *between]
-        if last > first:
-            times.append(self.step_times[last] if end_s is None else end_s)
-            tokens.append(total - sum(tokens))
-        return (*sequence.chunk_times, *times), (*sequence.chunk_tokens, *tokens)
+        return (*sequence.chunk_times, sequence.first_time, *between), (*sequence.chunk_tokens, *tokens)
+
+    def _all_chunks(self, sequence: Sequence, end_s: float, tokens: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """Chunks up to the current step, with the ``tokens`` of this life: at an end, or at a preemption."""
+        times, counts = self._cut(sequence, self.step)
+        left = tokens - (sum(counts) - sum(sequence.chunk_tokens))
+        return ((*times, end_s), (*counts, left)) if left > 0 else (times, counts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, islice, takewhile
 
 from vopt.optimizer.load.plan import Arrivals, LoadPlan
 from vopt.optimizer.load.source import RequestSource
@@ -53,3 +53,16 @@ def check_plan(plan: LoadPlan, source: RequestSource) -> None:
             raise ValueError(f"{name} must be above 0 seconds, not {value}")
     if plan.max_requests is not None and plan.max_requests < 1:
         raise ValueError(f"max_requests must be 1 or more, not {plan.max_requests}")
+
+
+def planned_requests(plan: LoadPlan, source: RequestSource, closes_s: float | None) -> int:
+    """How many requests a load was to send at least: its cap, or what a window needs.
+
+    Open loop: the visits due before the window's end at ``closes_s`` (``None``: it never opened). Sessions count as one
+    request each, since their later turns depend on the answers.
+    """
+    if plan.arrivals is Arrivals.CLOSED:
+        return plan.max_requests or plan.min_requests
+    end_s = plan.warmup_s + plan.window_s if closes_s is None else min(closes_s, plan.deadline_s)
+    due = takewhile(lambda at_s: at_s < end_s, arrival_times(plan, source))
+    return sum(1 for _ in islice(due, plan.max_requests))

@@ -44,7 +44,9 @@ class StreamState:
     _running_tokens: int = 0
 
     def feed(self, events: list[bytes], now: float) -> None:
-        """Take in the events that one read brought at time ``now``."""
+        """Take in the events that one read brought at time ``now``; those behind an error do not count."""
+        if self.error is not None:
+            return
         prefix, suffix, quotes = self.template or _NO_TEMPLATE
         around, same = len(prefix) + len(suffix), self._same
         plain = 0
@@ -61,7 +63,8 @@ class StreamState:
             if plain:
                 self._plain(plain, now)
                 plain = 0
-            self._parse(event, now)
+            if not self._parse(event, now):
+                return
             prefix, suffix, quotes = self.template or _NO_TEMPLATE
             around, same = len(prefix) + len(suffix), self._same
         if plain:
@@ -75,33 +78,33 @@ class StreamState:
         else:
             self.times.extend([now] * n)
 
-    def _fail(self, message: str) -> None:
+    def _fail(self, message: str) -> bool:
         if self.error is None:
             self.error = message
+        return False
 
-    def _parse(self, event: bytes, now: float) -> None:
+    def _parse(self, event: bytes, now: float) -> bool:
+        """Take in one event; whether the stream is still sound."""
         if event.strip() == DONE:
             self.done = True  # some proxies send it twice
-            return
+            return True
         try:
             document = json.loads(event)
         except ValueError:
-            self._fail(f"an event that is not JSON: {event[:200]!r}")
-            return
+            return self._fail(f"an event that is not JSON: {event[:200]!r}")
         if not isinstance(document, dict):
-            self._fail(f"an event that is not an object: {event[:200]!r}")
-            return
+            return self._fail(f"an event that is not an object: {event[:200]!r}")
         if self.done:
-            self._fail(f"an event after the end marker: {event[:200]!r}")
+            return self._fail(f"an event after the end marker: {event[:200]!r}")
         if (error := error_message(document)) is not None:
-            self._fail(error)
-            return
+            return self._fail(error)
         usage = document.get("usage")
         if isinstance(usage, dict):
             self.usage = usage
         choices = document.get("choices")
         if isinstance(choices, list) and choices and isinstance(choices[0], dict):
             self._choice(event, choices[0], usage if isinstance(usage, dict) else None, now, alone=len(choices) == 1)
+        return self.error is None
 
     def _choice(
         self, event: bytes, choice: Mapping[str, Any], usage: Mapping[str, Any] | None, now: float, *, alone: bool

@@ -17,6 +17,7 @@ from typing import Any, Self
 import aiohttp
 
 from vopt.objectives.records import CounterSample, RequestFailure, RequestFailureKind, RequestRecord
+from vopt.optimizer.errors import EnvironmentLacks
 from vopt.optimizer.load.chunks import spread_tokens
 from vopt.optimizer.load.exchange import Exchange, Unsent
 from vopt.optimizer.load.plan import Request
@@ -168,6 +169,14 @@ class HttpEngine:
             raise ValueError("/v1/models does not list models")
         return tuple(str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry)
 
+    async def get_json(self, route: str) -> Any:
+        """The JSON document of a GET, ``None`` where there is none."""
+        try:
+            status, text = await self.get(route)
+            return json.loads(text) if status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return None
+
     async def get(self, route: str, timeout_s: float = CONTROL_TIMEOUT_S) -> tuple[int, str]:
         """Status and text of a GET on the server. Raises ``aiohttp.ClientError``, ``TimeoutError`` or ``OSError``."""
         if self._control is None:
@@ -282,3 +291,20 @@ def _tls_context(verify: bool) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def read_metrics(target: Target) -> str:
+    """The text of ``/metrics``, for use outside an event loop. ``EnvironmentLacks`` when the server gives none."""
+
+    async def ask() -> tuple[int, str]:
+        async with HttpEngine(target) as engine:
+            return await engine.get("/metrics")
+
+    hint = "vLLM has the page on its own port; a gateway before it may not pass it on"
+    try:
+        status, text = asyncio.run(ask())
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise EnvironmentLacks(f"{target.base_url}/metrics: {str(error) or 'no answer in time'}", hint=hint) from error
+    if status != 200:
+        raise EnvironmentLacks(f"{target.base_url}/metrics answers HTTP {status}", hint=hint)
+    return text

@@ -8,20 +8,21 @@ the same speed. Standard library only: this module travels into trial processes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from itertools import takewhile
+from bisect import bisect_left
 
 from vopt.objectives.records import CounterSample, LoadResult, LoadStatus, RequestFailure, RequestFailureKind, RequestRecord
 from vopt.optimizer.engine.base import Engine, OnTick
-from vopt.optimizer.load.arrivals import arrival_times, check_plan
+from vopt.optimizer.load.arrivals import arrival_times, check_plan, planned_requests
 from vopt.optimizer.load.health import HealthWatch
-from vopt.optimizer.load.ledger import Flight, Ledger, tokens_since
+from vopt.optimizer.load.ledger import Flight, Ledger
 from vopt.optimizer.load.plan import Arrivals, LoadPlan, Request, Tick
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.load.window import WindowWatch
 
 CLOSING_S = 5.0
 """Most seconds that aborting what is in flight may take; an engine that needs longer is left behind."""
+ENDED_WELL = (LoadStatus.COMPLETE, LoadStatus.UNSTEADY, LoadStatus.OVERLOADED)
+"""Windows are by time, so a load that came to its end has left nothing unsent."""
 PREPARED = 1024
 """Requests of a closed loop that are made before its clock starts: cutting long prompts must not delay the first sends."""
 
@@ -75,11 +76,13 @@ class _Load:
                 self._begin_visit(None)
         else:
             self._dispatcher = asyncio.create_task(self._dispatch())
+            self._dispatcher.add_done_callback(self._noticed)
         await self._watch()
         return await self._finish()
 
     def abandon(self) -> None:
         """Leave nothing running: after an end, a defect, or a cancelled ``drive``."""
+        self._end(LoadStatus.STOPPED_EARLY, "abandoned")  # or each cancelled visit would make room for another
         self._health.stop()
         for task in (*self._visits, *([self._dispatcher] if self._dispatcher else [])):
             task.cancel()
@@ -88,7 +91,7 @@ class _Load:
 
     def _begin_visit(self, scheduled_s: float | None) -> None:
         """Start the next user, unless the load is over or the cap is reached."""
-        if self._ending is not None or not self._room():
+        if self._over() or self._defect is not None or not self._room():
             return
         visit = asyncio.create_task(self._visit(self._next_visit, scheduled_s))
         self._next_visit += 1
@@ -141,13 +144,16 @@ class _Load:
 
     def _visit_ended(self, visit: asyncio.Task[None]) -> None:
         self._visits.discard(visit)
-        if not visit.cancelled() and (defect := visit.exception()) is not None:
-            self._defect = self._defect or defect
-            self._changed.set()
-            return
+        self._noticed(visit)
         if self._closed_loop:
             self._begin_visit(None)
         if self._window.settled:
+            self._changed.set()
+
+    def _noticed(self, task: asyncio.Task[None]) -> None:
+        """An exception of a task of this load is raised by ``run``."""
+        if not task.cancelled() and (defect := task.exception()) is not None:
+            self._defect = self._defect or defect
             self._changed.set()
 
     async def _dispatch(self) -> None:
@@ -232,16 +238,21 @@ class _Load:
         overdue: list[Flight] = []
         waiting = len(ledger.in_flight)
         told = False
-        for flight, record in zip(list(ledger.in_flight.values()), ledger.standing(self._engine, now_s), strict=True):
-            told = told or bool(record.chunk_times_s)
-            last_s = record.chunk_times_s[-1] if record.chunk_times_s else record.sent_s
-            ledger.progress_s = max(ledger.progress_s, last_s if record.chunk_times_s else 0.0)
+        opened_s, partial_of = self._window.opened_s, self._engine.partial
+        for flight in list(ledger.in_flight.values()):
+            # No records here: this runs for every request in flight and every tick.
+            sent_s, times, counts = partial_of(flight.request.index) or (flight.sent_s, (), ())
+            last_s = sent_s
+            if times:
+                told, last_s = True, times[-1]
+                ledger.progress_s = max(ledger.progress_s, last_s)
+                if opened_s is not None and last_s >= opened_s:
+                    first = bisect_left(times, opened_s)
+                    tokens += sum(counts[first:]) + (flight.request.prompt_tokens if first == 0 else 0)
             if now_s - last_s > plan.idle_timeout_s + plan.tick_s:
                 idle.append(flight)  # the engine should have given up first
-            elif plan.total_timeout_s is not None and now_s - record.sent_s > plan.total_timeout_s:
+            elif plan.total_timeout_s is not None and now_s - sent_s > plan.total_timeout_s:
                 overdue.append(flight)
-            if self._window.opened_s is not None:
-                tokens += tokens_since(record, self._window.opened_s)
         words = f"no token for {plan.idle_timeout_s:g} s"
         ledger.give_up(self._engine, now_s, RequestFailure(RequestFailureKind.TIMEOUT_IDLE, words), idle)
         words = f"not finished after {plan.total_timeout_s} s"
@@ -317,22 +328,14 @@ class _Load:
             samples=tuple(self._samples),
             concurrency=self._plan.concurrency,
             rate=self._plan.rate,
-            not_sent=self._not_sent(status, now_s),
+            not_sent=0 if status in ENDED_WELL else max(0, self._planned() - self._ledger.sent),
             client=self._health.report(),
             flags=(*self._flags, *self._window.flags),
         )
 
-    def _not_sent(self, status: LoadStatus, now_s: float) -> int:
-        """Planned requests that an early end kept from being sent; windows are by time, so a load that ended well has none."""
-        plan = self._plan
-        if status in (LoadStatus.COMPLETE, LoadStatus.UNSTEADY, LoadStatus.OVERLOADED):
-            return 0
-        if self._closed_loop:
-            return max(0, (plan.max_requests or plan.min_requests) - self._ledger.sent)
-        end_s = plan.warmup_s + plan.window_s if self._window.opened_s is None else self._window.closes_s
-        due: Iterator[float] = takewhile(lambda at_s: at_s < end_s, arrival_times(plan, self._source))
-        planned = sum(1 for _ in zip(due, range(plan.max_requests or 10**7), strict=False))
-        return max(0, planned - self._next_visit)
+    def _planned(self) -> int:
+        window = self._window
+        return planned_requests(self._plan, self._source, None if window.opened_s is None else window.closes_s)
 
     def _over(self) -> bool:
         """Whether the load has an end; a method, because it changes while a coroutine waits."""

@@ -141,10 +141,8 @@ def from_histogram(buckets: Sequence[tuple[float, float]], total: float, parts: 
         raise ValueError("the histogram counted nothing between the two scrapes")
     bounds = [bound for bound, _ in buckets]
     shares = [b - a for a, b in zip([0.0, *(c for _, c in buckets)], (c for _, c in buckets), strict=False)]
-    edges = [
-        (max(1.0, low), high if high < float("inf") else max(2.0, low * 2))
-        for low, high in zip([0.0, *bounds], bounds, strict=False)
-    ]
+    lows = [bound + 1 for bound in (0.0, *bounds[:-1])]  # a bucket holds whole numbers above the bound before it
+    edges = [(low, max(low, high) if high < float("inf") else 2 * low) for low, high in zip(lows, bounds, strict=True)]
     cumulative = list(accumulate(shares))
     places = []
     for i in range(parts):

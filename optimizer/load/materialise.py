@@ -18,6 +18,9 @@ BLOCKS = 16
 """Blocks before the order of lengths repeats."""
 CACHE_BLOCK = 16
 """Tokens per block when measuring what prompts share: vLLM's smallest block."""
+RECORDED_MOST = 4096
+"""Recorded requests before they repeat (64 blocks); the requests travel to each trial, and more would show nothing new."""
+REPLAYED_MOST = 65_536
 REUSE_LEAST = 0.01
 """Share of prompt tokens from which a recording counts as reusing beginnings; below it, numbers make its prompts unique."""
 
@@ -76,11 +79,13 @@ def materialise(
 
 def check_fits(workload: Workload, max_model_len: int) -> None:
     """``UsageError`` with the numbers when the longest request is longer than the model's context."""
-    prompt, output = max(workload.request_lengths(), key=sum)
+    pairs = workload.request_lengths()
+    prompt, output = max(pairs, key=sum)
     if prompt + output > max_model_len:
+        over = sum(sum(pair) > max_model_len for pair in pairs)
         raise UsageError(
             f"the workload {workload.name} asks for up to {prompt} + {output} = {prompt + output} tokens in one request, "
-            f"and max_model_len is {max_model_len}",
+            f"and max_model_len is {max_model_len} ({over} of {len(pairs)} requests are longer)",
             hint=f"choose a shorter workload, or --set max_model_len={prompt + output} if the model allows it",
         )
 
@@ -126,6 +131,11 @@ def _recorded(
         order = sorted(range(len(lengths)), key=lambda i: (workload.recorded[i].at_s or 0.0, i))
     else:
         order = list(stratified_order([sum(pair) for pair in lengths], seed))
+    most = REPLAYED_MOST if replay else RECORDED_MOST
+    if len(order) > most:
+        spread = "the first in time" if replay else "spread over all lengths"
+        notes.append(f"{most} of the {len(order)} recorded requests are used, {spread}")
+        order = order[:most]
     entries = [workload.recorded[i] for i in order]
     parts: dict[str, Any] = {"lengths": tuple(lengths[i] for i in order)}
     if replay:

@@ -40,7 +40,7 @@ class RequestSource:
     endpoint; ``systems`` the system message before each.
 
     ``observed_output_tokens`` are natural ends that the baseline saw, by request index; those requests are replayed at that
-    length with ``ignore_eos``, so that every trial does the same work.
+    length with ``ignore_eos``, so that every trial does the same work. Structured outputs end where their grammar does.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -66,14 +66,15 @@ class RequestSource:
         prompt_tokens, output_tokens = self.lengths[entry]
         observed = self.observed_output_tokens.get(index)
         visit, turn = self.place(index)
+        sampling = {**self.sampling, **self.samplings[entry % len(self.samplings)]} if self.samplings else self.sampling
         prompt = self._prompt(visit, prompt_tokens)
         return Request(
             index=index,
             prompt_token_ids=prompt,
             prompt_tokens=prompt_tokens,
             max_tokens=output_tokens if observed is None else observed,
-            ignore_eos=self.ignore_eos or observed is not None,
-            sampling={**self.sampling, **self.samplings[entry % len(self.samplings)]} if self.samplings else self.sampling,
+            ignore_eos=(self.ignore_eos or observed is not None) and "structured_outputs" not in sampling,
+            sampling=sampling,
             messages=self._messages(visit, entry),
             prompt_sha256=hashlib.sha256(array("q", prompt).tobytes()).hexdigest() if prompt else "",
             scheduled_s=self.scheduled_s[visit] if turn == 0 and visit < len(self.scheduled_s) else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import socket
@@ -34,7 +35,7 @@ def trial(tmp_path: Path, vllm_python: str, tiny_models: tuple[Path, Path], engi
     def make(hybrid: bool = False, deadlines: Deadlines | None = None, **arguments: Any) -> ProcessSession:
         wanted = spec(tmp_path / str(len(sessions)), tiny_models[hybrid], vllm_python, engine_cache, **arguments)
         if deadlines is not None:
-            wanted = dataclass_replace(wanted, deadlines=deadlines)
+            wanted = dataclasses.replace(wanted, deadlines=deadlines)
         sessions.append(ProcessSession(wanted))
         return sessions[-1]
 
@@ -44,12 +45,6 @@ def trial(tmp_path: Path, vllm_python: str, tiny_models: tuple[Path, Path], engi
     assert descendants(os.getpid()) == ()
     ours = {name for name in set(os.listdir("/dev/shm")) - before if os.stat(f"/dev/shm/{name}").st_uid == os.getuid()}
     assert not ours, "shared memory left behind"
-
-
-def dataclass_replace(value: Any, **changes: Any) -> Any:
-    import dataclasses
-
-    return dataclasses.replace(value, **changes)
 
 
 def no_phase(phase: Phase, words: str) -> None: ...
@@ -171,7 +166,7 @@ def test_a_process_killed_in_the_start_fails_the_start(trial: Trial, victim: str
 
     def kill(phase: Phase, words: str) -> None:
         if words == "starting the engine":
-            assert session._process is not None
+            assert session._hosted is not None
             script = (
                 "import sys, time; from support.sessions import eventually, named; import os, signal\n"
                 "victim = eventually(lambda: named(sys.argv[1], int(sys.argv[2])), 60)[0].identity.pid\n"
@@ -179,12 +174,8 @@ def test_a_process_killed_in_the_start_fails_the_start(trial: Trial, victim: str
             )
             if victim == "leader":
                 script = "import os, signal, sys, time; time.sleep(1); os.kill(int(sys.argv[2]), signal.SIGKILL)"
-            path = os.pathsep.join([*sys.path])
-            killer.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", script, victim, str(session._process.pid)], env={**os.environ, "PYTHONPATH": path}
-                )
-            )
+            argv = [sys.executable, "-c", script, victim, str(session._hosted.process.pid)]
+            killer.append(subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}))
 
     killer: list[subprocess.Popen[bytes]] = []
     try:
@@ -201,8 +192,8 @@ def test_a_start_that_hangs_ends_at_its_deadline(trial: Trial) -> None:
 
     def freeze(phase: Phase, words: str) -> None:
         if words == "starting the engine":
-            assert session._process is not None
-            os.kill(session._process.pid or 0, signal.SIGSTOP)
+            assert session._hosted is not None
+            os.kill(session._hosted.process.pid or 0, signal.SIGSTOP)
 
     failed = failure_of(lambda: session.start(freeze))
     assert failed.kind is FailureKind.HANG
@@ -263,6 +254,10 @@ class H200(NonNvmlCudaPlatform):
     def import_kernels(cls): pass
 
 vllm.platforms._current_platform = H200()
+import vllm._custom_ops
+for name in dir(vllm._custom_ops):
+    if name.startswith("cutlass_") and "supports" in name:
+        setattr(vllm._custom_ops, name, lambda *arguments: True)
 from vopt.optimizer.engine.vllm import engine_arguments, usage_context
 from vopt.optimizer.engine.resolved import flatten
 given = {"load_format": "dummy", "skip_tokenizer_init": True, **eval(sys.argv[2])}
@@ -276,7 +271,7 @@ print("RESOLVED", found["max_num_seqs"], found["max_num_batched_tokens"])
 def test_on_an_h200_trials_get_the_defaults_of_vllm_serve(
     vllm_python: str, tiny_models: tuple[Path, Path], arguments: dict[str, Any], expected: str
 ) -> None:
-    """With ``AsyncLLM``'s own usage context it would be 128 and 2048; the platform is faked, vLLM's default tables are its own."""
+    """``AsyncLLM``'s own usage context would give 128 and 2048. Only the platform is faked: the defaults are vLLM's own."""
     done = subprocess.run(
         [vllm_python, "-c", FAKED_H200, str(tiny_models[0]), repr(arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "VLLM_NO_USAGE_STATS": "1"},

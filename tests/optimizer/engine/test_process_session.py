@@ -17,6 +17,7 @@ from support.sessions import eventually, named, plan, source
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.engine.kin import alive, descendants
 from vopt.optimizer.engine.process import ProcessSession, engine_environment
+from vopt.optimizer.engine.spare import Spares
 from vopt.optimizer.trial import Deadlines, EngineConfig, EngineFailure, Failed, FailureKind, Phase, TrialSpec
 
 STUB = Path(__file__).parents[2] / "support" / "stub_vllm"
@@ -39,7 +40,12 @@ def trial(tmp_path: Path, bare_python: str) -> Iterator[Trial]:
     sessions: list[ProcessSession] = []
 
     def make(
-        fault: str = "", message: str = "", arguments: dict[str, Any] | None = None, start_s: float = 20.0, load_s: float = 60.0
+        fault: str = "",
+        message: str = "",
+        arguments: dict[str, Any] | None = None,
+        start_s: float = 20.0,
+        load_s: float = 60.0,
+        spares: Spares | None = None,
     ) -> ProcessSession:
         spec = TrialSpec(
             label=str(len(sessions)),
@@ -51,7 +57,7 @@ def trial(tmp_path: Path, bare_python: str) -> Iterator[Trial]:
             deadlines=Deadlines(start_s=start_s, load_s=load_s, stop_s=5.0),
             cache_root=tmp_path / "cache",
         )
-        sessions.append(ProcessSession(spec))
+        sessions.append(ProcessSession(spec, spares))
         return sessions[-1]
 
     yield make
@@ -110,6 +116,29 @@ def test_a_spare_process_imports_before_its_turn_and_starts_nothing(trial: Trial
     assert named("VLLM") == ()
     session.start(no_phase)
     eventually(lambda: len(named("VLLM")) == 1)
+
+
+def test_the_next_trial_takes_the_process_that_imported_during_this_start(trial: Trial) -> None:
+    spares = Spares()
+    first, second, third = trial(spares=spares), trial(spares=spares, arguments={"max_num_seqs": 7}), trial(spares=spares)
+    first.start(no_phase)
+    first.load(source(), plan(window_s=0.5), lambda tick: True)
+    assert len(named("VLLM")) == 1, "the waiting process starts no engine"
+    first.close()
+    waiting = spares._waiting
+    started = second.start(no_phase)
+    assert waiting is not None
+    assert second._hosted is waiting
+    assert started.resolved["max_num_seqs"] == 7
+    second.load(source(), plan(window_s=0.5), lambda tick: True)
+    second.close()
+    assert second.log.exists()
+    assert spares._waiting is not None
+    os.kill(spares._waiting.process.pid or 0, signal.SIGKILL)  # a spare that died is no trial's failure
+    third.start(no_phase)
+    third.close()
+    spares.close()
+    assert not [path for path in third.log.parent.parent.iterdir() if path.name.startswith(".spare")]
 
 
 START_FAULTS = [
@@ -179,8 +208,9 @@ def test_a_death_under_load_is_noticed_at_once(trial: Trial, fault: str, message
 
 
 @pytest.mark.slow
-def test_a_trial_process_whose_loop_stops_is_a_hang(trial: Trial) -> None:
-    session = trial("stuck_load:3", load_s=2.0)
+def test_a_trial_process_whose_loop_stops_is_a_hang(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vopt.optimizer.engine.process.SILENCE_S", 3.0)
+    session = trial("stuck_load:3")
     session.start(no_phase)
     failed = failure_of(lambda: session.load(source(), plan(window_s=30.0), lambda tick: True))
     assert (failed.phase, failed.kind) == (Phase.LOAD, FailureKind.HANG)

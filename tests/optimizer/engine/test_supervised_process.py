@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from vopt.optimizer.engine.kin import Identity, alive, identity
-from vopt.optimizer.engine.process import SupervisedProcess
+from vopt.optimizer.engine.supervised import SupervisedProcess
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_sigkill_of_the_search_ends_the_whole_trial(tmp_path: Path) -> None:
     search.write_text(
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from vopt.optimizer.engine.process import SupervisedProcess\n"
+        "from vopt.optimizer.engine.supervised import SupervisedProcess\n"
         f"process = SupervisedProcess([sys.executable, '-S', {str(script)!r}], environment=dict(os.environ),"
         f" log=Path({str(tmp_path / 'log.txt')!r}))\n"
         f"Path({str(tmp_path / 'supervisor')!r}).write_text(f'{{process._identity.pid}}\\n')\n"

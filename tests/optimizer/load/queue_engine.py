@@ -12,22 +12,22 @@ from vopt.optimizer.load.plan import Request
 
 @dataclass
 class QueueEngine:
-    """``slots`` requests run at once, the rest queue. A prompt takes ``prefill_s`` per token, then one token each ``step_s``.
+    """``slots`` requests run at once, the rest queue. A prompt takes ``prefill_s`` per token, then each ``step_s``
+    brings ``chunk`` tokens.
 
     Faults are by order of arrival (the k-th ``run``, from 0): ``dies_at``, ``hangs`` (no further token), ``errors``
     (fails at once with that message).
     """
 
     slots: int = 8
-    step_s: float = 0.02
+    step_s: float = 0.1
     prefill_s: float = 0.0001
     dies_at: int | None = None
     hangs: frozenset[int] = frozenset()
     errors: Mapping[int, str] = field(default_factory=dict)
     ignores_idle: bool = False
     ignores_cancel: bool = False
-    slowdown_after_s: float | None = None
-    chunk: int = 1
+    chunk: int = 5
     dead: str | None = None
     runs: int = 0
     generated: int = 0
@@ -92,6 +92,8 @@ class QueueEngine:
             chunk_tokens=tuple(tokens),
             finish_reason=None if failure else "length",
             failure=failure,
+            prompt_sha256=request.prompt_sha256,
+            session=request.session,
         )
 
     async def _serve(self, request: Request, order: int, origin_s: float, idle_timeout_s: float) -> RequestFailure | None:
@@ -115,8 +117,7 @@ class QueueEngine:
             await asyncio.sleep(self.prefill_s * request.prompt_tokens)
             left = request.max_tokens
             while left > 0:
-                slow = self.slowdown_after_s is not None and self.now() - origin_s > self.slowdown_after_s
-                await asyncio.sleep(self.step_s * (2 if slow else 1))
+                await asyncio.sleep(self.step_s)
                 if order in self.hangs:
                     await asyncio.get_running_loop().create_future()
                 times.append(self.now() - origin_s)

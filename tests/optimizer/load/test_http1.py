@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 def feed(parser: ResponseParser, stream: bytes, cuts: list[int]) -> bytes:
     edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-    return b"".join(parser.feed(stream[start:stop]) for start, stop in zip(edges, edges[1:], strict=False) if stop > start)
+    return b"".join(parser.feed(stream[start:stop]) for start, stop in itertools.pairwise(edges) if stop > start)
 
 
 @given(

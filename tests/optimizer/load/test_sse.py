@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,7 +52,7 @@ PLAIN = st.lists(st.sampled_from([b"data: one\n\n", b"data: \n\n", b"data: two\n
 @given(st.one_of(STREAMS, PLAIN, st.binary(max_size=40)), st.lists(st.integers(0, 200), max_size=8))
 def test_any_split_gives_the_events_of_the_grammar(stream: bytes, cuts: list[int]) -> None:
     edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-    assert parse(*(stream[start:stop] for start, stop in zip(edges, edges[1:], strict=False))) == reference(stream)
+    assert parse(*(stream[start:stop] for start, stop in itertools.pairwise(edges))) == reference(stream)
 
 
 @given(st.one_of(STREAMS, PLAIN))

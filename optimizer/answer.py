@@ -1,0 +1,331 @@
+"""The recommendation as a value: verdict, command, gain, costs, what was rejected and why. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+
+from vopt.objectives.confidence import compare
+from vopt.objectives.records import LoadStatus
+from vopt.optimizer.history import Stage
+from vopt.optimizer.judge import Judged, of_stage
+from vopt.optimizer.propose import EXPLAIN_STARTS, Finish, Progress, explain_label, finalists
+from vopt.optimizer.recommend import Gain, Override, Recommendation, Rejected, Verdict
+from vopt.optimizer.trial import EngineConfig
+from vopt.optimizer.verdict import (
+    ArmResult,
+    Confirmation,
+    beats_baseline_unconfirmed,
+    better,
+    chosen_arm,
+    confirmation,
+    drift,
+    failure_allowance,
+    gain_of,
+    mean_metrics,
+    refusal,
+    success_bound,
+)
+
+DRIFT_BAND = 3.0  # times the restart noise
+
+
+def recommend(progress: Progress, finish: Finish) -> Recommendation:
+    """The answer to a finished search."""
+    if finish.infeasible or progress.baseline is None:
+        return _nothing_feasible(progress, finish.reason)
+    seen = confirmation(progress)
+    if seen is not None:
+        return _confirmed(progress, seen)
+    if any(judged.may_win for judged in progress.searched):
+        return _unconfirmed(progress)
+    return _nothing_feasible(progress, "no configuration met the limits")
+
+
+def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
+    baseline_refused = refusal(progress, seen.baseline, seen.baseline)
+    soak = next(iter(of_stage(progress.charged, Stage.SOAK)), None)
+    arm = chosen_arm(progress, seen)
+    soak_failed = soak is not None and soak.record.config == arm.config and _soak_failure(soak)
+    if better(progress, seen) and not soak_failed:
+        return _winner(progress, seen, arm, soak, baseline_refused)
+    if baseline_refused:
+        return _nothing_feasible(progress, f"neither the baseline nor the finalist met the limits: {baseline_refused}")
+    gain = gain_of(progress, seen, seen.finalist)
+    refused = refusal(progress, seen.finalist, seen.baseline)
+    if soak_failed:
+        reason = f"the best configuration failed in its soak: {soak_failed}"
+    elif refused:
+        reason = f"the best configuration cannot be recommended: {refused}"
+    else:
+        reason = f"no measurable gain: {_gain_text(gain)}"
+    extra = [_rejected(seen.finalist.config, "confirmation", reason)] if refused or soak_failed else []
+    return _no_gain(progress, reason, gain, seen.baseline.metrics.values if seen.baseline.metrics else {}, extra)
+
+
+def _winner(
+    progress: Progress, seen: Confirmation, arm: ArmResult, soak: Judged | None, baseline_refused: str
+) -> Recommendation:
+    gain = gain_of(progress, seen, arm)
+    moved, notes = _drift_notes(progress, gain)
+    reason = f"better: {_gain_text(moved)}"
+    if baseline_refused:
+        reason = f"better: the baseline breaks a limit ({baseline_refused}), the winner none"
+    bound, allowed = success_bound(progress, arm.config), failure_allowance(progress)
+    if bound is not None and allowed is not None and bound.upper_failure_share > allowed:
+        notes.append(
+            f"{bound.n} requests without a failure bound the failure share by {bound.upper_failure_share:.2%} only: "
+            "longer windows or a soak are needed to show the limit itself"
+        )
+    if any(start.record.status is LoadStatus.UNSTEADY for start in (*arm.starts, *seen.baseline.starts)):
+        notes.append("the load was unsteady in some starts: their two halves disagreed")
+    return Recommendation(
+        verdict=Verdict.BETTER,
+        reason=reason,
+        argv=_argv(progress, arm),
+        baseline_argv=_baseline_argv(progress, seen.baseline),
+        winner_label=_label_of(progress, arm.config),
+        winner_config=arm.config,
+        gain=moved,
+        baseline_metrics=seen.baseline.metrics.values if seen.baseline.metrics else {},
+        winner_metrics=arm.metrics.values if arm.metrics else {},
+        overrides=_overrides(progress, seen.finalist.config, arm.config, arm.values, seen),
+        rejected=_rejections(progress),
+        trials=_counts(progress),
+        success=bound,
+        soak=_soak_text(progress, soak),
+        notes=(*notes, *_notes(progress)),
+    )
+
+
+def _unconfirmed(progress: Progress) -> Recommendation:
+    """Without confirmation rounds, or when no candidate was worth confirming."""
+    ranked = finalists(progress)
+    baseline = progress.baseline
+    assert baseline is not None
+    base_metrics = baseline.record.metrics.values if baseline.record.metrics else {}
+    if not ranked or not beats_baseline_unconfirmed(progress, ranked[0]):
+        if not baseline.feasible:
+            return _nothing_feasible(progress, f"the baseline breaks a limit ({baseline.reason}) and nothing else met them all")
+        return _no_gain(
+            progress, "no measurable gain: no configuration came out above the baseline in the search", None, base_metrics, []
+        )
+    winner = ranked[0]
+    starts = progress.starts_of(winner, Stage.SEARCH, Stage.SCREENING)
+    soak = next(iter(of_stage(progress.charged, Stage.SOAK)), None)
+    if soak is not None and (failed := _soak_failure(soak)):
+        reason = f"the best configuration failed in its soak: {failed}"
+        return _no_gain(progress, reason, None, base_metrics, [_rejected(winner, "confirmation", reason)])
+    merits = [start.merit for start in starts if start.merit is not None]
+    gain = None
+    if baseline.feasible and baseline.merit is not None:
+        import math
+
+        gain = Gain(math.exp(fmean(merits) - baseline.merit))
+    moved, notes = _drift_notes(progress, gain)
+    metrics = mean_metrics([start.record for start in starts])
+    return Recommendation(
+        verdict=Verdict.UNCONFIRMED,
+        reason="unconfirmed: the best of the search, not measured against the baseline in fresh starts (--rounds 0)"
+        if not progress.setup.budget.rounds
+        else "unconfirmed: the confirmation could not be finished",
+        argv=starts[-1].record.argv or progress.setup.command(winner),
+        baseline_argv=baseline.record.argv or progress.setup.command(progress.baseline_config),
+        winner_label=starts[0].record.label,
+        winner_config=winner,
+        gain=moved,
+        baseline_metrics=base_metrics,
+        winner_metrics=metrics.values if metrics else {},
+        overrides=tuple(
+            Override(name, value, True, "part of the best configuration") for name, value in _own(progress, winner)
+        ),
+        rejected=_rejections(progress),
+        trials=_counts(progress),
+        success=success_bound(progress, winner),
+        soak=_soak_text(progress, soak),
+        notes=(*notes, *_notes(progress)),
+    )
+
+
+def _no_gain(
+    progress: Progress, reason: str, gain: Gain | None, base_metrics: object, extra: Sequence[Rejected]
+) -> Recommendation:
+    baseline = progress.baseline
+    assert baseline is not None
+    moved, notes = _drift_notes(progress, gain)
+    return Recommendation(
+        verdict=Verdict.NO_GAIN,
+        reason=reason,
+        argv=baseline.record.argv or progress.setup.command(progress.baseline_config),
+        baseline_argv=baseline.record.argv or progress.setup.command(progress.baseline_config),
+        gain=moved,
+        baseline_metrics=dict(base_metrics)
+        if isinstance(base_metrics, dict)
+        else dict(baseline.record.metrics.values if baseline.record.metrics else {}),
+        rejected=(*_rejections(progress), *extra),
+        trials=_counts(progress),
+        success=success_bound(progress, progress.baseline_config),
+        notes=(*notes, *_notes(progress)),
+    )
+
+
+def _nothing_feasible(progress: Progress, reason: str) -> Recommendation:
+    """The least violating configuration, which limit failed by how much, and the lowest value seen."""
+    measured = [judged for judged in progress.charged if judged.record.metrics is not None and judged.record.failure is None]
+    notes = []
+    if measured:
+        least = min(measured, key=lambda judged: sum(max(0.0, value) for value in judged.violations.values()))
+        notes.append(f"least violating: trial {least.record.label} {dict(least.record.config)}: {least.reason}")
+        notes += _closest_values(progress, measured)
+    baseline = progress.baseline
+    return Recommendation(
+        verdict=Verdict.NOTHING_FEASIBLE,
+        reason=reason,
+        argv=None,
+        baseline_argv=(baseline.record.argv if baseline else ()) or progress.setup.command(progress.baseline_config),
+        baseline_metrics=dict(baseline.record.metrics.values) if baseline and baseline.record.metrics else {},
+        rejected=_rejections(progress),
+        trials=_counts(progress),
+        notes=tuple(notes),
+    )
+
+
+def _closest_values(progress: Progress, measured: Sequence[Judged]) -> list[str]:
+    notes = []
+    for limit in progress.setup.goal.limits:
+        values = [
+            v for judged in measured if judged.record.metrics and (v := judged.record.metrics.get(limit.metric)) is not None
+        ]
+        if values:
+            closest = min(values) if limit.op == "<=" else max(values)
+            which = "lowest" if limit.op == "<=" else "highest"
+            notes.append(f"{which} {limit.metric} seen: {closest:.4g}; the limit is {limit.text}")
+    return notes
+
+
+def _gain_text(gain: Gain | None) -> str:
+    if gain is None:
+        return "the gain is not known"
+    text = f"{gain.ratio - 1:+.1%}"
+    if gain.low is not None and gain.high is not None:
+        text += f" (95 % interval {gain.low - 1:+.1%} to {gain.high - 1:+.1%})"
+    if gain.smallest_visible is not None:
+        text += f"; the smallest gain this study could have seen is {gain.smallest_visible - 1:.1%}"
+    return text
+
+
+def _drift_notes(progress: Progress, gain: Gain | None) -> tuple[Gain | None, list[str]]:
+    """A drift beyond the noise is named and widens the interval by its size."""
+    moved = drift(progress)
+    if moved is None or abs(moved[0] - 1) <= DRIFT_BAND * progress.setup.restart_noise:
+        return gain, []
+    ratio, changed = moved
+    what = (
+        "; ".join(f"{name}: {before} -> {after}" for name, (before, after) in changed.items())
+        or "no recorded condition changed"
+    )
+    note = (
+        f"the baseline drifted by {ratio - 1:+.1%} between its first and its last start ({what}); the interval is widened by it"
+    )
+    if gain is None or gain.low is None or gain.high is None:
+        return gain, [note]
+    wide = max(ratio, 1 / ratio)
+    return Gain(gain.ratio, gain.low / wide, gain.high * wide, gain.smallest_visible), [note]
+
+
+def _overrides(
+    progress: Progress, finalist: EngineConfig, winner: EngineConfig, values: Sequence[float], seen: Confirmation
+) -> tuple[Override, ...]:
+    rows = []
+    for name, value in _own(progress, finalist):
+        kept = winner.get(name) == value
+        reason = "part of the winner" if kept else "dropped: it resolves to the default or earns less than the noise"
+        rows.append(Override(name, value, kept, reason, _worth(progress, name, values, seen) if kept else None))
+    return tuple(rows)
+
+
+def _worth(progress: Progress, name: str, values: Sequence[float], seen: Confirmation) -> Gain | None:
+    labels = [explain_label(name, start) for start in range(1, EXPLAIN_STARTS + 1)]
+    without = [start.value for label in labels if (start := progress.labelled(label)) and start.value]
+    if not without:
+        return None
+    found = compare(values, without, [*seen.all_values, without], progress.setup.goal.direction)
+    return Gain(found.ratio, found.low, found.high)
+
+
+def _own(progress: Progress, config: EngineConfig) -> list[tuple[str, object]]:
+    return [(name, value) for name, value in config.items() if progress.baseline_config.get(name) != value]
+
+
+def _argv(progress: Progress, arm: ArmResult) -> tuple[str, ...]:
+    return (arm.last.argv if arm.last else ()) or progress.setup.command(arm.config)
+
+
+def _baseline_argv(progress: Progress, arm: ArmResult) -> tuple[str, ...]:
+    return (arm.last.argv if arm.last else ()) or progress.setup.command(progress.baseline_config)
+
+
+def _label_of(progress: Progress, config: EngineConfig) -> str | None:
+    return next((judged.record.label for judged in progress.charged if judged.record.config == config), None)
+
+
+def _rejections(progress: Progress) -> tuple[Rejected, ...]:
+    rows: dict[EngineConfig, Rejected] = {}
+    for judged in progress.charged:
+        if judged.kind and judged.kind != "stopped_early" and judged.record.stage is not Stage.EXPLAIN:
+            rows.setdefault(
+                judged.record.config, Rejected(judged.record.label, judged.record.config, judged.kind, judged.reason)
+            )
+    return tuple(rows.values())
+
+
+def _rejected(config: EngineConfig, kind: str, reason: str) -> Rejected:
+    return Rejected("confirmation", config, kind, reason)
+
+
+def _counts(progress: Progress) -> dict[str, int]:
+    stages = Counter(judged.record.stage for judged in progress.history)
+    return {
+        "search": stages[Stage.SEARCH],
+        "screening": stages[Stage.SCREENING],
+        "confirmation": stages[Stage.CONFIRMATION],
+        "measured": sum(judged.record.failure is None and judged.record.metrics is not None for judged in progress.history),
+        "failed": sum(judged.record.failure is not None for judged in progress.history),
+        "stopped_early": sum(judged.record.status is LoadStatus.STOPPED_EARLY for judged in progress.history),
+    }
+
+
+def _soak_failure(soak: Judged) -> str:
+    record = soak.record
+    if record.failure is not None:
+        return soak.reason
+    if record.status not in (LoadStatus.COMPLETE, LoadStatus.UNSTEADY):
+        return f"the load ended as {record.status}"
+    return soak.reason if soak.kind == "limit:success_rate" else ""
+
+
+def _soak_text(progress: Progress, soak: Judged | None) -> str:
+    budget = progress.setup.budget
+    if soak is None:
+        return "no soak was run"
+    metrics = soak.record.metrics
+    requests = f", {metrics.succeeded + metrics.failed} requests, {metrics.failed} failed" if metrics else ""
+    preempted = metrics.get("preemptions") if metrics else None
+    shown = f", {preempted:.0f} preemptions" if preempted is not None else ""
+    return f"no crash in {budget.soak_s / 60:g} minutes at peak load{requests}{shown}"
+
+
+def _notes(progress: Progress) -> list[str]:
+    budget = progress.setup.budget
+    notes = []
+    if 0 < budget.rounds < 3:
+        notes.append(f"confirmed in {budget.rounds} rounds only; the default is 3")
+    if budget.soak_s < 600:
+        notes.append(f"the soak was {budget.soak_s:g} s long; the default is 600 s")
+    repairs = len(progress.attempts) - 1
+    if repairs:
+        notes.append(
+            f"the baseline as given did not start; compared with the repaired baseline {dict(progress.baseline_config)}"
+        )
+    return notes

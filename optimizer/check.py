@@ -1,0 +1,305 @@
+"""``vopt space --check``: a launch command taken apart flag by flag, as data, and the command that this vLLM accepts."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from vopt.optimizer.command import Flag, LaunchCommand, argument_words, shell_line, to_argv
+from vopt.optimizer.command_reader import parse_command
+from vopt.optimizer.engine.arguments import VllmJudge
+from vopt.optimizer.trial import EngineConfig
+from vopt.search_spaces.arguments import Arguments
+from vopt.search_spaces.judge import Judge, Subject
+from vopt.search_spaces.memory import Possible, Verdict, can_start
+from vopt.search_spaces.parameter import Violation
+from vopt.search_spaces.parse import canonical
+from vopt.search_spaces.retired import Retired, retired, valueless_flags
+from vopt.search_spaces.rules import rule_violations
+
+FINE, WARNINGS, CANNOT_START = 0, 1, 6
+MOST_REPAIRS = 8
+FRONT_END = "front end: reaches the served command, not an engine in-process"
+
+NO_EFFECT = {
+    "kv_offloading_backend": ("kv_offloading_size", "without --kv-offloading-size nothing is offloaded"),
+    "all2all_backend": ("enable_expert_parallel", "without --enable-expert-parallel nothing is exchanged"),
+    "eplb_config": ("enable_eplb", "without --enable-eplb nothing is balanced"),
+    "ubatch_size": ("enable_dbo", "without --enable-dbo there are no micro-batches"),
+}
+
+
+class FlagStatus(StrEnum):
+    """What a flag amounts to. The last three keep the command from starting."""
+
+    GOOD = "good"
+    REDUNDANT = "redundant"
+    NO_EFFECT = "no_effect"
+    UNREAD = "unread"
+    RETIRED = "retired"
+    UNKNOWN = "unknown"
+    INVALID = "invalid"
+
+    @property
+    def fatal(self) -> bool:
+        return self in (FlagStatus.RETIRED, FlagStatus.UNKNOWN, FlagStatus.INVALID)
+
+
+@dataclass(frozen=True, slots=True)
+class FlagFinding:
+    """One flag: as it was written, what it is, what it resolves to, and what to write today (empty: nothing)."""
+
+    written: str
+    status: FlagStatus
+    message: str
+    resolves_to: Any = None
+    instead: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The whole answer. ``accepted`` is a command that this vLLM accepts, ``None`` when the model is missing or no repair is
+    known; ``changes`` say how it differs beyond the flags. ``exit_code``: 0 fine, 1 warnings, 6 cannot start."""
+
+    version: str
+    model: str | None
+    findings: tuple[FlagFinding, ...]
+    violations: tuple[Violation, ...]
+    memory: str
+    memory_possible: Possible
+    accepted: tuple[str, ...] | None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    changes: tuple[str, ...] = ()
+    engine_says: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        refused = any(finding.status.fatal for finding in self.findings) or bool(self.violations) or bool(self.engine_says)
+        if refused or self.memory_possible is Possible.CANNOT:
+            return CANNOT_START
+        warned = any(finding.status is not FlagStatus.GOOD for finding in self.findings)
+        return WARNINGS if warned or self.model is None else FINE
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format_version": 1,
+            "version": self.version,
+            "model": self.model,
+            "exit_code": self.exit_code,
+            "flags": [{**asdict(finding), "status": finding.status.value} for finding in self.findings],
+            "violations": [{"rule": v.rule, "detail": v.detail} for v in self.violations],
+            "memory": {"possible": self.memory_possible.value, "reason": self.memory},
+            "engine": self.engine_says,
+            "changes": list(self.changes),
+            "command": list(self.accepted) if self.accepted is not None else None,
+            "environment": dict(self.environment),
+        }
+
+
+AskEngine = Callable[[str, Mapping[str, Any]], str]
+"""(model, engine config) -> what the installed vLLM objects to, empty when it accepts."""
+
+
+def check_command(
+    command: str | Sequence[str], subject: Subject, *, more: Mapping[str, Any] | None = None, ask: AskEngine | None = None
+) -> CheckReport:
+    """Takes a command apart. ``more`` are arguments of its ``--config`` file (read by the caller; flags win over them).
+
+    ``subject.shape`` ``None``: rules and memory arithmetic that need the model are left out, and the answer says so.
+    """
+    schema = subject.arguments
+    parsed = parse_command(command, schema, strict=False, valueless=valueless_flags())
+    given = {**(more or {}), **parsed.config}
+    judge = Judge.plain(subject)
+    findings = [_finding(flag, given, schema, judge.resolved) for flag in parsed.flags]
+    findings += _variables(parsed.environment, schema)
+    facts = judge.facts(None)
+    violations = tuple(rule_violations(_with_environment(given, parsed), facts))
+    memory = _memory(subject, given)
+    proposal, changes = _corrected(parsed, given, schema, judge.resolved)
+    proposal, repairs = _repaired(proposal, parsed, subject, facts)
+    objection = ask(parsed.model, given) if ask is not None and parsed.model and not violations and not parsed.problems else ""
+    accepted = None
+    if parsed.model is not None and repairs is not None:
+        accepted = to_argv(parsed.model, EngineConfig(proposal), parsed.front_end, schema)
+    dead = {finding.written.partition("=")[0] for finding in findings if finding.status is FlagStatus.UNREAD}
+    return CheckReport(
+        schema.version,
+        parsed.model,
+        tuple(findings),
+        violations,
+        memory.reason,
+        memory.possible,
+        accepted,
+        {name: value for name, value in parsed.environment.items() if name not in dead},
+        (*changes, *(repairs or ())),
+        objection,
+    )
+
+
+def render_check(report: CheckReport) -> str:
+    """For a terminal, without colours."""
+    lines = [f"vLLM {report.version}: {report.model or 'no model is named'}", ""]
+    width = max((len(finding.written) for finding in report.findings), default=0)
+    for finding in report.findings:
+        lines.append(f"  {finding.written:<{min(width, 44)}}  {finding.status.value:<9}  {finding.message}")
+        if finding.instead:
+            lines.append(f"  {'':<{min(width, 44)}}  {'':<9}  write {shell_line(finding.instead)}")
+    lines += [f"  refused: {violation.detail} [{violation.rule}]" for violation in report.violations]
+    if report.engine_says:
+        lines.append(f"  refused by vLLM itself: {report.engine_says}")
+    lines += ["", f"Memory: {report.memory}"]
+    verdicts = {FINE: "This command is fine.", WARNINGS: "It starts, with warnings.", CANNOT_START: "It cannot start."}
+    lines.append(verdicts[report.exit_code])
+    lines += [f"  changed: {change}" for change in report.changes]
+    if report.accepted is not None and report.exit_code != FINE:
+        lines += ["", "A command that this vLLM accepts:", f"  {shell_line(report.accepted, report.environment)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _finding(flag: Flag, given: Mapping[str, Any], schema: Arguments, resolved: Mapping[str, Any]) -> FlagFinding:
+    written = " ".join((flag.written, *flag.words))
+    if flag.name is None:
+        return _unknown(flag, written, schema)
+    if flag.problem:
+        old = next((r for word in flag.words if (r := retired().get(f"value:{flag.name}:{word}"))), None)
+        return FlagFinding(written, FlagStatus.INVALID, f"{old.why} ({flag.problem})" if old else flag.problem)
+    if flag.front_end:
+        return FlagFinding(
+            written, FlagStatus.GOOD, "front end: reaches the served command, not an engine in-process", flag.value
+        )
+    need = NO_EFFECT.get(flag.name)
+    if need is not None and not given.get(need[0]):
+        return FlagFinding(written, FlagStatus.NO_EFFECT, need[1], flag.value)
+    if flag.name in resolved and resolved[flag.name] == flag.value and type(resolved[flag.name]) is type(flag.value):
+        return FlagFinding(written, FlagStatus.REDUNDANT, f"{flag.value!r} is what vLLM resolves to by itself", flag.value)
+    default = resolved.get(flag.name)
+    beside = f" (without it: {default!r})" if isinstance(default, (bool, int, float, str)) and default != "" else ""
+    return FlagFinding(written, FlagStatus.GOOD, f"known{beside}", flag.value)
+
+
+def _unknown(flag: Flag, written: str, schema: Arguments) -> FlagFinding:
+    old = retired().get(canonical(flag.written))
+    if old is not None:
+        since = f"gone since {old.gone}" if old.gone else "no vLLM since 0.17 has it"
+        return FlagFinding(written, FlagStatus.RETIRED, f"{since}: {old.why}", instead=_instead(old, flag, schema))
+    if not flag.written.startswith("-"):
+        return FlagFinding(written, FlagStatus.UNKNOWN, flag.problem or "")
+    near = difflib.get_close_matches(flag.written, list(schema.by_flag), n=1)
+    return FlagFinding(written, FlagStatus.UNKNOWN, (flag.problem or "") + (f"; did you mean {near[0]}?" if near else ""))
+
+
+def _instead(old: Retired, flag: Flag, schema: Arguments) -> tuple[str, ...]:
+    if old.merge and old.key:
+        part = _merged({}, old, flag)
+        return tuple(argument_words(old.merge, part[old.merge], schema))
+    if old.rename and old.rename in schema:
+        return (schema[old.rename].flag, *flag.words)
+    return old.instead
+
+
+def _merged(config: dict[str, Any], old: Retired, flag: Flag) -> dict[str, Any]:
+    """``config`` with a retired flag's value in the JSON argument that holds it now."""
+    assert old.merge is not None
+    assert old.key is not None
+    word = flag.words[0] if flag.words else ""
+    part = dict(config.get(old.merge) or {})
+    part[old.key] = int(word) if word.isdigit() else word
+    if old.key == "model" and "method" not in part:
+        part["method"] = "draft_model"
+    return {**config, old.merge: part}
+
+
+def _variables(environment: Mapping[str, str], schema: Arguments) -> list[FlagFinding]:
+    found = []
+    for name, value in environment.items():
+        old = retired().get(f"env:{name}")
+        gone = old is not None and (old.gone is None or schema.release >= _release(old.gone))
+        status = FlagStatus.UNREAD if gone else FlagStatus.GOOD
+        message = old.why if old is not None and gone else "environment"
+        found.append(FlagFinding(f"{name}={value}", status, message, value))
+    return found
+
+
+def _release(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
+
+def _with_environment(given: Mapping[str, Any], parsed: LaunchCommand) -> dict[str, Any]:
+    return {**given, **{f"env:{name}": value for name, value in parsed.environment.items()}}
+
+
+def _memory(subject: Subject, config: Mapping[str, Any]) -> Verdict:
+    if subject.shape is None:
+        return Verdict(Possible.UNKNOWN, "the model's shape is not known: no arithmetic")
+    try:
+        return can_start(subject.shape, subject.gpu, config, subject.arguments.version)
+    except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:
+        return Verdict(Possible.UNKNOWN, f"the arithmetic does not cover this configuration: {error}")
+
+
+def _corrected(
+    parsed: LaunchCommand, given: Mapping[str, Any], schema: Arguments, resolved: Mapping[str, Any]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The engine config with retired flags replaced, and what was dropped."""
+    config: dict[str, Any] = dict(given)
+    notes = []
+    for flag in parsed.flags:
+        if flag.name is not None and not flag.problem:
+            continue
+        old = retired().get(canonical(flag.written)) if flag.name is None else None
+        if old is not None and old.merge:
+            config = _merged(config, old, flag)
+            continue
+        words = _instead(old, flag, schema) if old is not None else ()
+        if words:
+            read = parse_command(["--model", "x", *words], schema, strict=False)
+            config |= {n: v for n, v in read.config.items() if resolved.get(n) != v}
+        if not words or old is None:
+            notes.append(f"{' '.join((flag.written, *flag.words))} is dropped")
+    spec = config.get("speculative_config")
+    if isinstance(spec, dict) and not spec.get("method") and not spec.get("model"):
+        # Tokens without a method or a model were never enough.
+        del config["speculative_config"]
+        notes.append("speculation is dropped: neither a method nor a draft model was named")
+    return config, tuple(notes)
+
+
+def _repaired(
+    config: dict[str, Any], parsed: LaunchCommand, subject: Subject, facts: Mapping[str, Any]
+) -> tuple[dict[str, Any], tuple[str, ...] | None]:
+    """The config after the smallest repairs that rules and memory name; notes ``None`` when something stays broken."""
+    notes: list[str] = []
+    for _ in range(MOST_REPAIRS):
+        broken = list(rule_violations(_with_environment(config, parsed), facts))
+        memory = _memory(subject, config)
+        if memory.possible is Possible.CANNOT:
+            broken.append(Violation("memory", memory.reason, memory.repair))
+        if not broken:
+            return config, tuple(notes)
+        repair = broken[0].repair
+        if not repair or all(config.get(name) == value for name, value in repair.items()):
+            return config, None
+        for name, value in repair.items():
+            notes.append(f"{name}: {config.get(name)!r} -> {value!r} ({broken[0].detail})")
+            if value is None:
+                config.pop(name, None)
+            else:
+                config = {**config, name: value}
+    return config, None
+
+
+def objection_of(judge: VllmJudge) -> AskEngine:
+    """An ``AskEngine`` over a ``VllmJudge``."""
+
+    def ask(model: str, config: Mapping[str, Any]) -> str:
+        verdict = judge.ask(model, config)
+        return "" if verdict.accepted else f"{verdict.kind}: {verdict.reason}"
+
+    return ask
+
+
+__all__ = ["CheckReport", "FlagFinding", "FlagStatus", "check_command", "objection_of", "render_check"]

@@ -1,0 +1,78 @@
+"""The finalist with fewer overrides: without what resolves to the default or is expected to earn less than the noise. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vopt.optimizer.judge import Judged
+from vopt.optimizer.moves import Model, Observation, positions
+from vopt.optimizer.setup import SearchSetup
+from vopt.optimizer.trial import EngineConfig
+
+LEAST_LOSS = 0.01  # log units: what lite may lose, or a quarter of the gain if that is more
+GAIN_SHARE = 0.25
+
+
+def lite_config(
+    setup: SearchSetup, finalist: EngineConfig, baseline: EngineConfig, searched: Sequence[Judged]
+) -> EngineConfig | None:
+    """The lite arm; ``None`` when nothing can be dropped or nothing would be left of the finalist.
+
+    First go overrides whose resolved value equals the baseline's. Then, one at a time, the override whose loss the model
+    expects to be least, while the losses together stay within the allowance.
+    """
+    lite = _without_resolved_defaults(finalist, baseline, searched)
+    lite = _without_noise(setup, lite, baseline, searched)
+    return None if lite in (finalist, baseline) else lite
+
+
+def _without_resolved_defaults(finalist: EngineConfig, baseline: EngineConfig, searched: Sequence[Judged]) -> EngineConfig:
+    mine = next((judged.record.resolved for judged in searched if judged.record.config == finalist), {})
+    theirs = next((judged.record.resolved for judged in searched if judged.record.config == baseline), {})
+    same = [
+        name
+        for name in finalist
+        if name not in baseline
+        and name in mine
+        and name in theirs
+        and mine[name] == theirs[name]
+        and theirs[name] == finalist[name]
+    ]
+    return finalist.without(*same)
+
+
+def _without_noise(
+    setup: SearchSetup, finalist: EngineConfig, baseline: EngineConfig, searched: Sequence[Judged]
+) -> EngineConfig:
+    here, home = setup.point(finalist), setup.point(baseline)
+    seen = [(setup.point(judged.record.config), judged) for judged in searched if judged.feasible]
+    measured = [Observation(point, judged.merit, 1.0) for point, judged in seen if point is not None]
+    if here is None or home is None or len(measured) < 3:
+        return finalist
+    model = Model(setup.space, measured)
+    if model.value is None:
+        return finalist
+    top, bottom = positions(setup.space, here), positions(setup.space, home)
+    gain, _ = model.value.difference(top, bottom)
+    allowance = max(LEAST_LOSS, GAIN_SHARE * gain)
+    current = top.copy()
+    while True:
+        options = []
+        for j in range(len(current)):
+            if current[j] != bottom[j]:
+                row = current.copy()
+                row[j] = bottom[j]
+                loss, _ = model.value.difference(top, row)
+                options.append((loss, j, row))
+        options = [option for option in options if option[0] <= allowance and _runs(setup, option[2])]
+        if not options:
+            return setup.config(_point(setup, current))
+        current = min(options, key=lambda option: option[:2])[2]
+
+
+def _point(setup: SearchSetup, where: Sequence[int]) -> dict[str, object]:
+    return {parameter.name: parameter.values[int(i)] for parameter, i in zip(setup.space.parameters, where, strict=True)}
+
+
+def _runs(setup: SearchSetup, where: Sequence[int]) -> bool:
+    return not setup.space.violations(_point(setup, where))

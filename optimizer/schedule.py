@@ -1,0 +1,124 @@
+"""What a search will take: the plan by phase, before the start and as it learns. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from vopt.optimizer.history import Stage, TrialRecord
+from vopt.optimizer.setup import SearchSetup, Timing
+from vopt.optimizer.trial import Phase, StartClass
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPhase:
+    """One line of the plan: how many engine starts and how many seconds in all."""
+
+    stage: str
+    starts: int
+    expected_s: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The whole search as it is expected. ``notes`` say what was reduced to fit the budget."""
+
+    phases: tuple[PlannedPhase, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def expected_s(self) -> float:
+        return sum(phase.expected_s for phase in self.phases)
+
+    @property
+    def starts(self) -> int:
+        return sum(phase.starts for phase in self.phases)
+
+
+def learned(timing: Timing, records: Sequence[TrialRecord]) -> Timing:
+    """``timing`` with the medians of what this study has seen, by start class."""
+
+    def seen(start_class: StartClass, otherwise: float) -> float:
+        times = [
+            r.phase_s[Phase.START]
+            for r in records
+            if r.start_class is start_class and r.failure is None and Phase.START in r.phase_s
+        ]
+        return median(times) if times else otherwise
+
+    loads = [
+        r.phase_s.get(Phase.LOAD, 0.0) + r.phase_s.get(Phase.WARMUP, 0.0)
+        for r in records
+        if r.failure is None and r.stage in (Stage.SEARCH, Stage.SCREENING, Stage.CONFIRMATION) and Phase.LOAD in r.phase_s
+    ]
+    # The first load also finds the concurrency or the rate: it would overstate all others.
+    loads = loads[1:] if len(loads) > 1 else loads
+    stops = [r.phase_s[Phase.STOP] for r in records if Phase.STOP in r.phase_s]
+    return Timing(
+        first_start_s=seen(StartClass.FIRST, timing.first_start_s),
+        new_key_start_s=seen(StartClass.NEW_KEY, timing.new_key_start_s),
+        known_key_start_s=seen(StartClass.KNOWN_KEY, timing.known_key_start_s),
+        load_s=median(loads) if loads else timing.load_s,
+        stop_s=median(stops) if stops else timing.stop_s,
+    )
+
+
+def spent_s(records: Sequence[TrialRecord]) -> float:
+    """Seconds that the study's engine starts took so far, over all its sessions; virtual seconds where simulated."""
+    return sum(sum(record.phase_s.values()) for record in records)
+
+
+def trial_s(timing: Timing, *, known_key: bool) -> float:
+    """Expected seconds of one more engine start and load."""
+    return (timing.known_key_start_s if known_key else timing.new_key_start_s) + timing.load_s + timing.stop_s
+
+
+def reserve_s(setup: SearchSetup, timing: Timing, *, screening: bool = True) -> float:
+    """Seconds kept back from proposals: screening, confirmation and soak."""
+    repeat = trial_s(timing, known_key=True)
+    soak = timing.known_key_start_s + setup.budget.soak_s + timing.stop_s if setup.budget.soak_s else 0.0
+    return repeat * (3 * setup.budget.rounds + (setup.budget.screening if screening else 0)) + soak
+
+
+def plan(setup: SearchSetup, records: Sequence[TrialRecord] = ()) -> Plan:
+    """The plan of the whole search; proposals shrink to the time budget, confirmation and soak never do."""
+    timing, budget = learned(setup.timing, records), setup.budget
+    first = timing.first_start_s + timing.load_s + timing.stop_s
+    each = trial_s(timing, known_key=False)
+    kept = reserve_s(setup, timing)
+    proposals, notes = budget.searched - 1, []
+    if budget.time_s is not None:
+        affordable = max(0, int((budget.time_s - first - kept) / each))
+        if affordable < proposals:
+            notes.append(
+                f"the time budget of {budget.time_s / 60:.0f} min leaves room for {affordable} of {proposals} configurations "
+                f"beside the baseline: confirmation and soak ({kept / 60:.0f} min) are kept"
+            )
+            proposals = affordable
+        if first + kept > budget.time_s:
+            notes.append(
+                f"baseline, confirmation and soak alone are expected to take {(first + kept) / 60:.0f} min, more than the "
+                f"budget of {budget.time_s / 60:.0f} min: raise --time-budget, or lower --rounds or --soak"
+            )
+    repeat = trial_s(timing, known_key=True)
+    phases = [
+        PlannedPhase("baseline", 1, first),
+        PlannedPhase("search", proposals, proposals * each),
+        PlannedPhase("screening", budget.screening, budget.screening * repeat),
+        PlannedPhase("confirmation", 3 * budget.rounds, 3 * budget.rounds * repeat, f"{budget.rounds} rounds of three arms"),
+    ]
+    if budget.soak_s:
+        phases.append(PlannedPhase("soak", 1, timing.known_key_start_s + budget.soak_s + timing.stop_s))
+    if len(setup.goals) > 1:
+        notes.append("several goals: the front is measured in the search; the knee alone is confirmed")
+    return Plan(tuple(phase for phase in phases if phase.starts), tuple(notes))
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan as people read it: a line for each phase, the sum, and what was reduced."""
+    lines = [f"{'phase':<14}{'starts':>7}{'minutes':>9}"]
+    lines += [f"{p.stage:<14}{p.starts:>7}{p.expected_s / 60:>9.1f}  {p.detail}".rstrip() for p in plan.phases]
+    lines.append(f"{'together':<14}{plan.starts:>7}{plan.expected_s / 60:>9.1f}")
+    return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])

@@ -1,0 +1,208 @@
+"""The search space of what was typed, and what ``vopt space`` says of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vopt.objectives.goals import Goal
+from vopt.optimizer.check import check_command as check
+from vopt.optimizer.check import objection_of, render_check
+from vopt.optimizer.command_reader import parse_command
+from vopt.optimizer.engine.arguments import VllmJudge
+from vopt.optimizer.engine.roofline import estimate
+from vopt.optimizer.environment import find_model
+from vopt.optimizer.errors import SearchSpaceError, UsageError, VoptError
+from vopt.optimizer.load.workload import Workload
+from vopt.optimizer.measurement import Asked
+from vopt.optimizer.options import CheckedSpaceOptions, SearchOptions, SpaceOptions
+from vopt.optimizer.setup import Budget, Pinned, SearchSetup, Timing
+from vopt.optimizer.space_report import space_document, space_text
+from vopt.optimizer.subject import Machine, Subject, find_arguments, find_machine, find_subject
+from vopt.optimizer.trial import EngineConfig
+from vopt.search_spaces.arguments import Arguments
+from vopt.search_spaces.build import Subject as SpaceSubject
+from vopt.search_spaces.build import build_space
+from vopt.search_spaces.choices import parse_choices
+from vopt.search_spaces.defaults import Gpu
+from vopt.search_spaces.evidence import WorkloadFacts
+from vopt.search_spaces.model import ShapeError, known_model, shape_from_config
+from vopt.search_spaces.parse import SpaceFile, SpaceFileError, bare_mode_config, parse_space
+from vopt.search_spaces.retired import valueless_flags
+from vopt.search_spaces.space import SearchSpace
+
+LONGEST_PATH = 4096
+
+RANKED_CONCURRENCY = 256
+"""Concurrency that seeds are ranked at while the real one is not known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceAnswer:
+    """What ``vopt space`` prints."""
+
+    text: str
+    document: dict[str, Any]
+    exit_code: int = 0
+
+
+def find_space(options: SpaceOptions, subject: Subject, workload: Workload, goal: str, concurrency: int | None) -> SearchSpace:
+    """The space of one study. Raises ``SearchSpaceError`` for files and choices that cannot be meant."""
+    try:
+        choices = parse_choices(
+            subject.schema,
+            vary=options.vary,
+            keep=options.keep,
+            allow_lossy=options.allow_lossy,
+            allow_contract=options.allow_contract,
+            settings=[f"{name}={json.dumps(value)}" for name, value in subject.fixed.items()],
+        )
+        return build_space(
+            space_subject(subject),
+            goal=goal,
+            mode=options.mode,
+            workload=workload_facts(workload, subject, concurrency, options.acceptance_length),
+            choices=choices,
+            user=user_space(options.space),
+            baseline=subject.baseline.to_json(),
+            rank=ranking(subject, workload, concurrency),
+        )
+    except SpaceFileError as error:
+        raise SearchSpaceError(error.file, error.key, error.value, error.rule) from None
+
+
+def space_subject(subject: Subject) -> SpaceSubject:
+    """What the pure packages need to know of it; the CPU build's memory is this host's."""
+    gpu = subject.machine.gpu or host_as_gpu()
+    return SpaceSubject(subject.schema, gpu, subject.shape, subject.machine.count, subject.resolved)
+
+
+def host_as_gpu() -> Gpu:
+    """This host as the device of vLLM's CPU build."""
+    return Gpu("cpu", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def user_space(path: Path | None) -> SpaceFile | None:
+    if path is None:
+        return None
+    try:
+        return parse_space(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--space {path}: {error}") from None
+
+
+def workload_facts(workload: Workload, subject: Subject, concurrency: int | None, acceptance: float | None) -> WorkloadFacts:
+    """The workload as the evidence rules see it."""
+    facts = workload.facts()
+    return WorkloadFacts(
+        prompt_tokens=round(facts["mean_prompt_tokens"]),
+        longest_prompt=facts["max_prompt_tokens"],
+        total_tokens=round(facts["mean_prompt_tokens"] + facts["mean_output_tokens"]),
+        longest_total=facts["max_total_tokens"],
+        concurrency=concurrency,
+        shared_prefix_tokens=facts["shared_prefix_tokens"],
+        natural_text=facts["natural_text"],
+        dummy_weights=subject.dummy_weights,
+        acceptance_length=acceptance,
+    )
+
+
+def ranking(subject: Subject, workload: Workload, concurrency: int | None) -> Callable[[Mapping[str, Any]], float] | None:
+    """Predicted tokens per second of an engine config, where the device is known well enough to predict."""
+    shape, hardware = subject.shape, subject.machine.hardware
+    if shape is None or hardware is None:
+        return None
+    lengths = workload.request_lengths()
+
+    def rank(config: Mapping[str, Any]) -> float:
+        width = concurrency or RANKED_CONCURRENCY
+        return estimate(shape, hardware, config, lengths, width, subject.schema.version).tokens_per_s
+
+    return rank
+
+
+def search_setup(
+    options: SearchOptions, subject: Subject, goals: tuple[Goal, ...], space: SearchSpace, sampler: str, asked: Asked
+) -> SearchSetup:
+    """What the loop is given. With the user's own command as the baseline, the bare defaults are measured next; then the
+    bare mode. What the command says outside the space stays in every trial."""
+    outside = EngineConfig({name: value for name, value in subject.baseline.items() if not _varied(name, space)})
+    pinned = [Pinned(outside, "the defaults of vLLM")] if subject.own_command else []
+    bare = bare_mode_config(space.mode)
+    if bare:
+        pinned.append(Pinned(outside | bare, f"the bare {space.mode} mode of vLLM"))
+    window_s = asked.window_s or 60.0
+    timing = Timing() if subject.machine.gpu is not None else Timing(60.0, 40.0, 30.0)
+    return SearchSetup(
+        goal=goals[0],
+        space=space,
+        budget=Budget(options.trials, options.rounds, options.time_budget, options.soak),
+        baseline=subject.baseline,
+        fixed=outside,
+        pinned=tuple(pinned),
+        sampler=sampler,
+        seed=options.seed,
+        timing=Timing(
+            timing.first_start_s, timing.new_key_start_s, timing.known_key_start_s, 1.5 * window_s + 30.0, timing.stop_s
+        ),
+        command=subject.argv,
+        early_end=not asked.open_loop,
+        explain=options.explain,
+        deadline_s=asked.deadline_s,
+        more_goals=goals[1:],
+    )
+
+
+def _varied(name: str, space: SearchSpace) -> bool:
+    return name in space or (name == "speculative_config" and "speculation" in space)
+
+
+def describe_space(options: CheckedSpaceOptions) -> SpaceAnswer:
+    """``vopt space``: every parameter with its range and reasons, and what was left out and why."""
+    from vopt.optimizer.prepare import concurrency_of, find_workload
+
+    subject = find_subject(options)
+    workload = find_workload(options.workload, None, lambda _: None)
+    space = find_space(options, subject, workload, options.goal, concurrency_of(options.concurrency))
+    return SpaceAnswer(space_text(space), space_document(space))
+
+
+def check_command(options: CheckedSpaceOptions) -> SpaceAnswer:
+    """``vopt space --check``: a launch command taken apart, flag by flag."""
+    python = str(options.python) if options.python else sys.executable
+    machine = find_machine(options.simulate, options.gpus, python)
+    schema = find_arguments(python, machine, options.vllm_version)
+    text = _command_text(options.check or "")
+    subject = _checked_subject(text, schema, machine)
+    if machine.simulated:
+        report = check(text, subject)
+    else:
+        with VllmJudge(python) as judge:
+            report = check(text, subject, ask=objection_of(judge))
+    return SpaceAnswer(render_check(report).rstrip(), report.to_json(), report.exit_code)
+
+
+def _command_text(given: str) -> str:
+    """The command itself, or what stands in the file of that name."""
+    path = Path(given)
+    if len(given) > LONGEST_PATH or "\n" in given or not path.is_file():
+        return given
+    return path.read_text(encoding="utf-8")
+
+
+def _checked_subject(text: str, schema: Arguments, machine: Machine) -> SpaceSubject:
+    """The subject of a command to check; a model that cannot be found leaves the memory arithmetic out."""
+    gpu = machine.gpu or host_as_gpu()
+    name = parse_command(text, schema, strict=False, valueless=valueless_flags()).model
+    shape = None
+    if name is not None:
+        try:
+            shape = known_model(name) or shape_from_config(find_model(name, simulated=True).config, name)
+        except (VoptError, ShapeError):
+            shape = None
+    return SpaceSubject(schema, gpu, shape, machine.count)

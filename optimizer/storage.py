@@ -1,0 +1,92 @@
+"""Where studies are kept: opening a storage with clear words for what can be wrong, and the directory beside it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import optuna
+from optuna.storages import BaseStorage, RDBStorage
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from vopt.optimizer.errors import EnvironmentLacks, UsageError
+
+DEFAULT_STORAGE = "sqlite:///studies.db"
+_SQLITE_MAGIC = b"SQLite format 3\x00"
+
+
+def sqlite_path(url: str) -> Path | None:
+    """The file of an SQLite URL; ``None`` for other databases. ``UsageError`` for what is no URL."""
+    try:
+        parsed = make_url(url)
+    except SQLAlchemyError as error:
+        raise UsageError(f"{url!r} is no storage URL", hint=f"for example --storage {DEFAULT_STORAGE}") from error
+    if parsed.get_backend_name() != "sqlite":
+        return None
+    if not parsed.database or parsed.database == ":memory:":
+        raise UsageError(
+            f"{url!r} names no file: a study must outlive its search", hint=f"for example --storage {DEFAULT_STORAGE}"
+        )
+    if "{" in parsed.database or "}" in parsed.database:
+        raise UsageError(f"{url!r}: Optuna cannot open a path with braces", hint="choose a path without { and }")
+    return Path(parsed.database).expanduser()
+
+
+def storage_for(url: str, *, create: bool, timeout_s: float = 60.0) -> BaseStorage:
+    """Open a storage. With ``create`` ``False`` a missing database is an error and nothing is made or changed."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # its news of each study and trial would break the live display
+    path = sqlite_path(url)
+    arguments = {}
+    if path is not None:
+        _check_file(path, create=create)
+        # A reader or writer may hold SQLite's lock for a while: the default of 5 s loses results.
+        arguments = {"connect_args": {"timeout": timeout_s}}
+        url = f"sqlite:///{path}"
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        return RDBStorage(url, engine_kwargs=arguments, skip_table_creation=not create and path is not None)
+    except ImportError as error:
+        raise EnvironmentLacks(
+            f"the driver of {url!r} is not installed: {error}", hint=f"or use --storage {DEFAULT_STORAGE}"
+        ) from error
+    except RuntimeError as error:  # Optuna's own check of the schema version
+        raise EnvironmentLacks(
+            f"{url!r} was written by another version of Optuna: {error}",
+            hint=f"back it up, then: optuna storage upgrade --storage {url}",
+        ) from error
+    except (SQLAlchemyError, OSError) as error:
+        raise EnvironmentLacks(
+            f"the storage {url!r} cannot be opened: {error}", hint=f"for example --storage {DEFAULT_STORAGE}"
+        ) from error
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+
+
+def _check_file(path: Path, *, create: bool) -> None:
+    if path.is_dir():
+        raise EnvironmentLacks(
+            f"{path} is a directory, not a database", hint=f"for example --storage sqlite:///{path / 'studies.db'}"
+        )
+    if path.exists():
+        with path.open("rb") as file:
+            head = file.read(16)
+        if head and head != _SQLITE_MAGIC:
+            raise EnvironmentLacks(f"{path} is not an SQLite database", hint="give another --storage")
+        if create and not os.access(path, os.W_OK):
+            raise EnvironmentLacks(f"{path} cannot be written", hint="give another --storage, or change its owner")
+        return
+    if not create:
+        raise EnvironmentLacks(f"there is no database {path}", hint="vopt search makes one; or give another --storage")
+    if not path.parent.is_dir():
+        raise EnvironmentLacks(f"there is no directory {path.parent} for the database", hint=f"mkdir -p {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise EnvironmentLacks(f"{path.parent} cannot be written", hint="give another --storage")
+
+
+def study_directory(url: str, name: str, data_dir: Path | None = None) -> Path:
+    """Where a study's raw records and logs lie: ``studies/<name>`` beside the SQLite file, else below ``data_dir``."""
+    path = sqlite_path(url)
+    base = data_dir or (path.parent if path is not None else Path())
+    return (base / "studies" / name).absolute()

@@ -1,0 +1,414 @@
+"""The stored study: an Optuna adapter by ask and tell, with results on disk before the database hears of them.
+
+Engine starts of search and screening are Optuna trials. All others (confirmation, soak, drift, explain) are study
+attributes ``start:<label>``, because they repeat configurations that the sampler must not learn from twice under other
+conditions. Everything a start leaves is written to ``<directory>/<label>/result.json`` and synced first.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import optuna
+from optuna.storages import BaseStorage
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+from sqlalchemy.exc import SQLAlchemyError
+
+from vopt.optimizer import samplers
+from vopt.optimizer.errors import EnvironmentLacks, UsageError
+from vopt.optimizer.history import FORMAT_VERSION, SAMPLED_STAGES, Arm, Pending, Stage, StudyRecord, TrialRecord, TrialRequest
+from vopt.optimizer.recommend import Recommendation
+from vopt.optimizer.storage import storage_for, study_directory
+from vopt.optimizer.trial import EngineConfig
+from vopt.search_spaces.space import Point, SearchSpace
+
+MOST_RECORD_BYTES = 60_000  # a MySQL TEXT column holds 64 KiB
+RESULT = "result.json"
+_T = TypeVar("_T")
+
+
+def write_result(directory: Path, record: TrialRecord) -> None:
+    """Write a start's result so that it is either whole or absent after a power cut."""
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    aside = directory / (RESULT + ".part")
+    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        json.dump(record.to_json(), file)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(directory / RESULT)
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_result(directory: Path) -> TrialRecord | None:
+    """The result of a start; ``None`` when it is absent or damaged (then the start is simply made again)."""
+    try:
+        return TrialRecord.from_json(json.loads((directory / RESULT).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def fitted(record: TrialRecord) -> dict[str, Any]:
+    """The record as JSON within ``MOST_RECORD_BYTES``: what is long and also on disk goes first."""
+    data = record.to_json()
+    for field, shorter in (("token_curve", []), ("resolved", {}), ("start_parts_s", {}), ("environment", {}), ("argv", [])):
+        if len(json.dumps(data)) <= MOST_RECORD_BYTES:
+            return data
+        if field == "token_curve" and data["failure"]:
+            data["failure"]["log_tail"] = [line[:500] for line in data["failure"]["log_tail"][-20:]]
+        data[field] = shorter
+    return data
+
+
+class Study:
+    """One open study that this process alone searches. Use ``create`` or ``reopen``; ``close`` releases it."""
+
+    def __init__(self, study: optuna.Study, directory: Path, space: SearchSpace, retry_s: float) -> None:
+        self._study, self.directory, self._space, self._retry_s = study, directory, space, retry_s
+        self._fixed = samplers.distributions(space)
+        self._lock = _Owner(directory)
+
+    @classmethod
+    def create(
+        cls,
+        url: str,
+        setup: Mapping[str, Any],
+        space: SearchSpace,
+        *,
+        name: str | None = None,
+        maximize: bool | Sequence[bool] = True,
+        data_dir: Path | None = None,
+        retry_s: float = 180.0,
+        timeout_s: float = 60.0,
+    ) -> Study:
+        """A new study. ``setup`` must hold ``model`` and ``goal`` (its name or its JSON); without ``name`` it is called
+        ``<model>-<goal>-<n>``. The database is made here, if need be."""
+        previous = os.umask(0o077)
+        try:
+            storage = storage_for(url, create=True, timeout_s=timeout_s)
+            directions = [maximize] if isinstance(maximize, bool) else list(maximize)
+            called = name or next_name(storage, setup)
+            try:
+                study = optuna.create_study(
+                    storage=storage, study_name=called, directions=["maximize" if up else "minimize" for up in directions]
+                )
+            except optuna.exceptions.DuplicatedStudyError:
+                raise UsageError(
+                    f"a study called {called!r} exists already", hint=f"vopt resume {called}, or another --study"
+                ) from None
+            directory = study_directory(url, called, data_dir)
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            opened = cls(study, directory, space, retry_s)
+            opened._patiently(lambda: study.set_user_attr("setup", {**setup, "format_version": FORMAT_VERSION}))
+            opened._patiently(lambda: study.set_user_attr("format_version", FORMAT_VERSION))
+            return opened
+        finally:
+            os.umask(previous)
+
+    @classmethod
+    def reopen(
+        cls,
+        url: str,
+        name: str | None,
+        space: SearchSpace,
+        *,
+        data_dir: Path | None = None,
+        retry_s: float = 180.0,
+        timeout_s: float = 60.0,
+    ) -> Study:
+        """An existing study, to go on with it. The space must be the one it was made with."""
+        storage = storage_for(url, create=False, timeout_s=timeout_s)
+        study = load(storage, name)
+        stored = study.user_attrs.get("setup", {}).get("space_digest")
+        if stored is not None and stored != space.digest:
+            raise UsageError(
+                f"the search space of {study.study_name} was {stored}, it is now {space.digest}: results would not compare",
+                hint=f"start a new study with --seed-from {study.study_name}, or use the options of the old one",
+            )
+        return cls(study, study_directory(url, study.study_name, data_dir), space, retry_s)
+
+    @property
+    def name(self) -> str:
+        return self._study.study_name
+
+    def close(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> Study:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def records(self) -> tuple[TrialRecord, ...]:
+        """Every finished engine start, in order."""
+        return tuple(record for _, record in _finished(self._study))
+
+    def next_label(self) -> str:
+        """The label of the next search or screening start: the number of its Optuna trial."""
+        return str(len(self._trials()))
+
+    def begin(self, request: TrialRequest, point: Point | None) -> None:
+        """Record that a start begins. ``point`` is where the sampler sees it (search and screening only)."""
+        attributes = {"request": _request_json(request), "order": self._next_order()}
+        if request.stage not in SAMPLED_STAGES:
+            self._patiently(lambda: self._study.set_user_attr(f"start:{request.label}", {"state": "running", **attributes}))
+            return
+        shown = {"label": request.label, "stage": str(request.stage), "engine_config": request.config.to_json()}
+        trial = create_trial(
+            state=TrialState.RUNNING,
+            params=samplers.params(self._space, point) if point is not None else {},
+            distributions=self._fixed if point is not None else {},
+            user_attrs={**attributes, **shown},
+        )
+        self._patiently(lambda: self._study.add_trial(trial))
+
+    def finish(self, record: TrialRecord, values: Sequence[float], violations: Mapping[str, float], *, charged: bool) -> None:
+        """Keep a result: to disk first, then to Optuna. ``charged`` ``False``: told as FAIL, which no sampler learns from."""
+        write_result(self.directory / record.label, record)
+        self.tell(record, values, violations, charged=charged)
+
+    def tell(self, record: TrialRecord, values: Sequence[float], violations: Mapping[str, float], *, charged: bool) -> None:
+        """Tell a result that is on disk already; telling twice does nothing."""
+        if record.stage not in SAMPLED_STAGES:
+            key = f"start:{record.label}"
+            begun = self._study.user_attrs.get(key, {})
+            value = {**begun, "state": "done", "record": fitted(record)}
+            self._patiently(lambda: self._study.set_user_attr(key, value))
+            return
+        frozen = next(trial for trial in self._trials() if trial.user_attrs.get("label") == record.label)
+        if frozen.state.is_finished():
+            return
+        trial = Trial(self._study, frozen._trial_id)
+        attributes: dict[str, Any] = {"record": fitted(record), **_shown(record)}
+        for key, value in attributes.items():
+            self._patiently(lambda key=key, value=value: trial.set_user_attr(key, value))
+        if not charged:
+            self._patiently(lambda: self._tell(frozen.number, None, TrialState.FAIL))
+            return
+        for key, violation in violations.items():
+            if key not in trial.constraints:  # the first write wins in Optuna
+                self._patiently(lambda key=key, violation=violation: trial.set_constraint(key, violation))
+        self._patiently(lambda: self._tell(frozen.number, list(values), None))
+
+    def pending(self) -> tuple[Pending, ...]:
+        """Starts that a killed search left: with their result where it reached the disk."""
+        found = [(trial.user_attrs["request"], trial.number) for trial in self._trials() if trial.state is TrialState.RUNNING]
+        found += [(start["request"], None) for start in _side_starts(self._study) if start["state"] == "running"]
+        return tuple(
+            Pending(request, read_result(self.directory / request.label), number)
+            for data, number in found
+            for request in [_request(data)]
+        )
+
+    def abandon(self, pending: Pending, why: str) -> None:
+        """Close a start that will not be told: FAIL, with the reason; it counts as a death of its configuration."""
+        if pending.number is None:
+            key = f"start:{pending.request.label}"
+            value = {**self._study.user_attrs.get(key, {}), "state": "abandoned", "why": why}
+            self._patiently(lambda: self._study.set_user_attr(key, value))
+            return
+        number = pending.number
+        frozen = next(trial for trial in self._trials() if trial.number == number)
+        self._patiently(lambda: Trial(self._study, frozen._trial_id).set_user_attr("abandoned", why))
+        self._patiently(lambda: self._tell(number, None, TrialState.FAIL))
+
+    def deaths(self) -> list[EngineConfig]:
+        """The configurations of abandoned starts that the search died with, one entry for each death."""
+        trials = [trial.user_attrs["request"] for trial in self._trials() if trial.user_attrs.get("abandoned") == "died"]
+        sides = [start["request"] for start in _side_starts(self._study) if start.get("why") == "died"]
+        return [_request(data).config for data in (*trials, *sides)]
+
+    def suggest(
+        self,
+        sampler: str,
+        told: Sequence[tuple[Point, float, Mapping[str, float]]],
+        allowed: Callable[[Point], bool],
+        seed: int,
+    ) -> Point | None:
+        """A point from one of Optuna's samplers, asked beside the stored study so that repeats leave no trials."""
+        maximize = self._study.directions[0] is optuna.study.StudyDirection.MAXIMIZE
+        return samplers.suggest(sampler, self._space, told, allowed, maximize=maximize, seed=seed)
+
+    def conclude(self, recommendation: Recommendation) -> None:
+        """Keep the answer."""
+        self._patiently(lambda: self._study.set_user_attr("recommendation", recommendation.to_json()))
+
+    def _tell(self, number: int, values: list[float] | None, state: TrialState | None) -> None:
+        # A lock that broke the first try may have come after the write: a finished trial has been told.
+        if not self._study.get_trials(deepcopy=False)[number].state.is_finished():
+            self._study.tell(number, values=values, state=state)
+
+    def _trials(self) -> list[FrozenTrial]:
+        return self._patiently(lambda: self._study.get_trials(deepcopy=False))
+
+    def _next_order(self) -> int:
+        return len(self._trials()) + len(_side_starts(self._study))
+
+    def _patiently(self, action: Callable[[], _T]) -> _T:
+        """Try again while the database is locked, with growing pauses, for at most ``retry_s``."""
+        began, pause = time.monotonic(), 0.1
+        while True:
+            try:
+                return action()
+            except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
+                if time.monotonic() - began > self._retry_s:
+                    raise EnvironmentLacks(
+                        f"the study's database could not be written for {self._retry_s:.0f} s: {error}",
+                        hint=f"results are safe under {self.directory}; vopt resume {self.name} goes on",
+                    ) from error
+                time.sleep(pause)
+                pause = min(2 * pause, 5.0)
+
+
+class _Owner:
+    """The lock of one search on one study: the kernel drops it when its owner dies, however it dies."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._path = directory / "owner.lock"
+        self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = self._path.read_text(encoding="utf-8").strip() or "another process"
+            os.close(self._handle)
+            raise EnvironmentLacks(
+                f"the study {directory.name} is being searched by {owner}",
+                hint="wait for it, or stop it with Ctrl-C and resume; another study can run beside it",
+            ) from None
+        os.ftruncate(self._handle, 0)
+        os.pwrite(self._handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+
+    def release(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+def next_name(storage: BaseStorage, setup: Mapping[str, Any]) -> str:
+    """``<model in lower case>-<goal>-<n>``, the first free n."""
+    goal = setup["goal"]
+    stem = f"{str(setup['model']).rstrip('/').rsplit('/', 1)[-1].lower()}-{goal['name'] if isinstance(goal, Mapping) else goal}"
+    taken = {study.study_name for study in storage.get_all_studies()}
+    return next(name for n in range(1, len(taken) + 2) if (name := f"{stem}-{n}") not in taken)
+
+
+def load(storage: BaseStorage, name: str | None) -> optuna.Study:
+    """The study of this name or unique prefix; the latest without a name."""
+    names = [study.study_name for study in sorted(storage.get_all_studies(), key=lambda study: study._study_id)]
+    if not names:
+        raise UsageError("there is no study here yet", hint="vopt search makes one")
+    matching = names[-1:] if name is None else [name] if name in names else [n for n in names if n.startswith(name)]
+    if len(matching) != 1:
+        what = f"{name!r} names no study" if not matching else f"{name!r} could be {', '.join(matching)}"
+        raise UsageError(what, hint=f"studies: {', '.join(names[-10:])}")
+    study = optuna.load_study(storage=storage, study_name=matching[0])
+    version = study.user_attrs.get("format_version")
+    if version is None:
+        raise UsageError(f"{matching[0]} was not made by vopt", hint="give another --storage or --study")
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise UsageError(
+            f"{matching[0]} has format {version}, this vopt reads up to {FORMAT_VERSION}",
+            hint="install the vopt that made it, or a newer one",
+        )
+    return study
+
+
+def read_study(url: str, name: str | None = None, *, data_dir: Path | None = None, timeout_s: float = 60.0) -> StudyRecord:
+    """One study as a value: by name, unique prefix, or the latest. Changes nothing."""
+    study = load(storage_for(url, create=False, timeout_s=timeout_s), name)
+    return _record(study, study_directory(url, study.study_name, data_dir))
+
+
+def list_studies(url: str, *, data_dir: Path | None = None, timeout_s: float = 60.0) -> tuple[StudyRecord, ...]:
+    """Every study of vopt in a storage, oldest first."""
+    storage = storage_for(url, create=False, timeout_s=timeout_s)
+    ids = sorted(storage.get_all_studies(), key=lambda study: study._study_id)
+    studies = [optuna.load_study(storage=storage, study_name=study.study_name) for study in ids]
+    return tuple(
+        _record(study, study_directory(url, study.study_name, data_dir))
+        for study in studies
+        if "format_version" in study.user_attrs
+    )
+
+
+def _record(study: optuna.Study, directory: Path) -> StudyRecord:
+    answer = study.user_attrs.get("recommendation")
+    records = tuple(record for _, record in _finished(study))
+    return StudyRecord(
+        name=study.study_name,
+        created_at=min((record.began_at for record in records), default=""),
+        setup=study.user_attrs.get("setup", {}),
+        trials=records,
+        recommendation=Recommendation.from_json(answer) if answer else None,
+        directory=str(directory),
+    )
+
+
+def _finished(study: optuna.Study) -> list[tuple[int, TrialRecord]]:
+    """Finished starts with their order, in order."""
+    trials = [t.user_attrs for t in study.get_trials(deepcopy=False) if t.state.is_finished() and "record" in t.user_attrs]
+    sides = [start for start in _side_starts(study) if start["state"] == "done"]
+    found = [(int(data.get("order", 0)), TrialRecord.from_json(data["record"])) for data in (*trials, *sides)]
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def _side_starts(study: optuna.Study) -> list[dict[str, Any]]:
+    return [value for key, value in study.user_attrs.items() if key.startswith("start:")]
+
+
+def _request_json(request: TrialRequest) -> dict[str, Any]:
+    return {
+        "label": request.label,
+        "config": request.config.to_json(),
+        "stage": str(request.stage),
+        "arm": str(request.arm) if request.arm else None,
+        "attempt": request.attempt,
+        "incumbent_curve": [round(value, 1) for value in request.incumbent_curve] if request.incumbent_curve else None,
+    }
+
+
+def _request(data: Mapping[str, Any]) -> TrialRequest:
+    curve = data["incumbent_curve"]
+    return TrialRequest(
+        label=data["label"],
+        config=EngineConfig(data["config"]),
+        stage=Stage(data["stage"]),
+        arm=Arm(data["arm"]) if data["arm"] else None,
+        attempt=data["attempt"],
+        incumbent_curve=tuple(curve) if curve else None,
+    )
+
+
+_SHOWN = ("tokens_per_s", "mean_e2e_s", "p95_ttft_s", "p95_tpot_s", "success_rate")
+
+
+def _shown(record: TrialRecord) -> dict[str, Any]:
+    """What people sort by in a dashboard: a few flat figures beside the record (each attribute is a transaction)."""
+    flat: dict[str, Any] = {"status": str(record.status) if record.status else "failed"}
+    if record.failure:
+        flat["failure"] = f"{record.failure.kind}: {record.failure.detail}"[:500]
+    if record.metrics:
+        flat |= {name: value for name, value in record.metrics.values.items() if name in _SHOWN}
+    return flat
+
+
+@contextmanager
+def searching(study: Study) -> Iterator[Study]:
+    """The study for the time of one search; released at its end."""
+    try:
+        yield study
+    finally:
+        study.close()

@@ -1,0 +1,226 @@
+"""From the confirmed starts to the answer: which arm wins, by how much, within which interval. Pure.
+
+Only data that did not choose the finalist decide: the confirmation's starts (and the soak, for failures).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from vopt.objectives.confidence import (
+    Comparison,
+    compare,
+    failure_share_upper,
+    like_starts,
+    lite_suffices,
+    smallest_visible_gain,
+)
+from vopt.objectives.metrics import Metrics
+from vopt.objectives.records import LoadStatus
+from vopt.optimizer.history import Arm, Stage, TrialRecord
+from vopt.optimizer.judge import ARTEFACT, Judged, broken_limits, of_stage
+from vopt.optimizer.propose import Arms, Progress, arms, finalists
+from vopt.optimizer.recommend import Gain, SuccessBound
+from vopt.optimizer.trial import EngineConfig
+
+MEASURED_STATUSES = (LoadStatus.COMPLETE, LoadStatus.UNSTEADY)
+
+
+@dataclass(frozen=True, slots=True)
+class ArmResult:
+    """What an arm's starts showed together. ``values`` are the goal's metric, one for each start that came to its end."""
+
+    arm: Arm
+    config: EngineConfig
+    starts: tuple[Judged, ...]
+    values: tuple[float, ...]
+    metrics: Metrics | None
+    failure: str = ""
+
+    @property
+    def last(self) -> TrialRecord | None:
+        return self.starts[-1].record if self.starts else None
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """The confirmation up to one round. ``lite`` is ``None`` without a lite arm; ``comparison`` is finalist against baseline
+    (``None``: one of them has no start that counts)."""
+
+    arms: Arms
+    rounds: int
+    baseline: ArmResult
+    finalist: ArmResult
+    lite: ArmResult | None
+    comparison: Comparison | None
+
+    @property
+    def all_values(self) -> list[tuple[float, ...]]:
+        return [arm.values for arm in (self.baseline, self.finalist, self.lite) if arm is not None and arm.values]
+
+
+def mean_metrics(records: Sequence[TrialRecord]) -> Metrics | None:
+    """Means of each metric that every record has; counts are summed. ``None`` without records."""
+    measured = [record.metrics for record in records if record.metrics is not None]
+    if not measured:
+        return None
+    names = [name for name in measured[0].values if all(name in metrics.values for metrics in measured)]
+    return Metrics(
+        values={name: fmean(metrics[name] for metrics in measured) for name in names},
+        succeeded=sum(metrics.succeeded for metrics in measured),
+        failed=sum(metrics.failed for metrics in measured),
+        censored=sum(metrics.censored for metrics in measured),
+    )
+
+
+def confirmation(progress: Progress, up_to: int | None = None) -> Confirmation | None:
+    """The confirmation in course up to a round (default: all rounds begun); ``None`` before its first start."""
+    tried = arms(progress) if progress.setup.budget.rounds else None
+    if tried is None or not of_stage(progress.charged, Stage.CONFIRMATION):
+        return None
+    rounds = up_to or progress.setup.budget.rounds
+    configs = {Arm.BASELINE: progress.baseline_config, Arm.FINALIST: tried.finalist, Arm.LITE: tried.lite}
+    results = {arm: _arm(progress, tried, arm, config, rounds) for arm, config in configs.items() if config is not None}
+    everything = [result.values for result in results.values() if result.values]
+    baseline, finalist = results[Arm.BASELINE], results[Arm.FINALIST]
+    comparison = None
+    if baseline.values and finalist.values:
+        comparison = compare(finalist.values, baseline.values, everything, progress.setup.goal.direction)
+    begun = max((n for n in range(1, rounds + 1) if progress.labelled(tried.label(n, Arm.BASELINE))), default=0)
+    return Confirmation(tried, begun, baseline, finalist, results.get(Arm.LITE), comparison)
+
+
+def _arm(progress: Progress, tried: Arms, arm: Arm, config: EngineConfig, rounds: int) -> ArmResult:
+    labelled = (progress.labelled(tried.label(n, arm)) for n in range(1, rounds + 1))
+    starts = tuple(start for start in labelled if start is not None)
+    failure = next(
+        (start.reason for start in starts if start.record.failure is not None or start.record.status not in MEASURED_STATUSES),
+        "",
+    )
+    ended = [start for start in starts if start.value is not None and start.record.failure is None]
+    if not failure and not like_starts([start.record.kv_cache_tokens for start in ended]):
+        # Starts whose KV caches differ are different machines to the scheduler: only the most common size is pooled.
+        ended = _most_alike(ended)
+    values = tuple(start.value for start in ended if start.value is not None and start.value > 0)
+    return ArmResult(arm, config, starts, values, mean_metrics([start.record for start in ended]), failure)
+
+
+def _most_alike(starts: Sequence[Judged]) -> list[Judged]:
+    groups = [
+        [other for other in starts if like_starts([start.record.kv_cache_tokens, other.record.kv_cache_tokens])]
+        for start in starts
+    ]
+    return max(groups, key=len)
+
+
+def settled(progress: Progress, round_: int) -> bool:
+    """At a permitted look: whether the finalist is better beyond doubt, so that no further round is needed."""
+    seen = confirmation(progress, round_)
+    return seen is not None and seen.comparison is not None and seen.comparison.better
+
+
+def refusal(progress: Progress, result: ArmResult, baseline: ArmResult) -> str:
+    """Why an arm may not be recommended whatever its gain: it failed, broke a limit, or failed too many requests."""
+    if result.failure:
+        return result.failure
+    if result.metrics is None:
+        return "none of its confirmation starts was measured"
+    if ARTEFACT in {flag for start in result.starts for flag in start.record.flags}:
+        return "its acceptance of drafts is an artefact of dummy weights"
+    broken = broken_limits(result.metrics, progress.setup.goal, baseline.metrics)
+    if broken:
+        return broken
+    bound = success_bound(progress, result.config)
+    allowed = failure_allowance(progress)
+    if bound is not None and allowed is not None and bound.failed and bound.upper_failure_share > allowed:
+        return (
+            f"{bound.failed} of {bound.n} requests failed in confirmation and soak: with 95 % confidence up to "
+            f"{bound.upper_failure_share:.2%}, more than the {allowed:.2%} that success_rate >= {1 - allowed:g} allows"
+        )
+    return ""
+
+
+def failure_allowance(progress: Progress) -> float | None:
+    limit = next((limit for limit in progress.setup.goal.limits if limit.metric == "success_rate" and limit.op == ">="), None)
+    return None if limit is None or limit.relative_to_baseline else 1 - limit.value
+
+
+def success_bound(progress: Progress, config: EngineConfig) -> SuccessBound | None:
+    """Failed requests of a configuration pooled over confirmation and soak, with the upper 95 % bound of their share."""
+    starts = progress.starts_of(config, Stage.CONFIRMATION, Stage.SOAK)
+    counted = [start.record.metrics for start in starts if start.record.metrics is not None]
+    failed, n = sum(metrics.failed for metrics in counted), sum(metrics.failed + metrics.succeeded for metrics in counted)
+    return SuccessBound(failed, n, failure_share_upper(failed, n)) if n else None
+
+
+def better(progress: Progress, seen: Confirmation) -> bool:
+    """Whether the finalist is to be recommended over the baseline."""
+    if seen.comparison is None or refusal(progress, seen.finalist, seen.baseline):
+        return False
+    if refusal(progress, seen.baseline, seen.baseline) and not seen.baseline.failure:
+        return True  # the baseline breaks a limit: any configuration that breaks none is better
+    return seen.comparison.better
+
+
+def chosen_arm(progress: Progress, seen: Confirmation) -> ArmResult:
+    """Lite where it is as good as the finalist, else the finalist."""
+    lite = seen.lite
+    if lite is None or not lite.values or seen.comparison is None or refusal(progress, lite, seen.baseline):
+        return seen.finalist
+    direction = progress.setup.goal.direction
+    enough = lite_suffices(lite.values, seen.finalist.values, seen.all_values, direction, gain_ratio=seen.comparison.ratio)
+    return lite if enough else seen.finalist
+
+
+def provisional_winner(progress: Progress) -> EngineConfig | None:
+    """The configuration that will be recommended unless its soak fails; ``None`` when that is the baseline or nothing."""
+    if progress.setup.budget.rounds == 0:
+        ranked = finalists(progress)
+        return ranked[0] if ranked and beats_baseline_unconfirmed(progress, ranked[0]) else None
+    seen = confirmation(progress)
+    return chosen_arm(progress, seen).config if seen is not None and better(progress, seen) else None
+
+
+def beats_baseline_unconfirmed(progress: Progress, config: EngineConfig) -> bool:
+    """Without confirmation: whether a configuration's mean over its starts lies above the baseline's."""
+    baseline = progress.baseline
+    if baseline is None or not baseline.feasible or baseline.merit is None:
+        return True
+    merits = [start.merit for start in progress.starts_of(config, Stage.SEARCH, Stage.SCREENING) if start.merit is not None]
+    return bool(merits) and fmean(merits) > baseline.merit
+
+
+def gain_of(progress: Progress, seen: Confirmation, arm: ArmResult) -> Gain | None:
+    """The gain of an arm over the baseline with its 95 % interval and what the study could have seen."""
+    if not arm.values or not seen.baseline.values:
+        return None
+    comparison = compare(arm.values, seen.baseline.values, seen.all_values, progress.setup.goal.direction)
+    rounds = min(len(arm.values), len(seen.baseline.values))
+    visible = (
+        smallest_visible_gain(comparison.spread.sd, rounds, arms=len(seen.all_values)) if comparison.spread.freedom else None
+    )
+    return Gain(comparison.ratio, comparison.low, comparison.high, visible)
+
+
+def drift(progress: Progress) -> tuple[float, Mapping[str, tuple[object, object]]] | None:
+    """How far the baseline moved between trial 0 and its last start under like conditions (a ratio), and which recorded
+    conditions differ; ``None`` when it was not measured again."""
+    first = progress.baseline
+    if first is None or first.merit is None:
+        return None
+    again = [
+        start
+        for start in progress.starts_of(progress.baseline_config, Stage.DRIFT, Stage.CONFIRMATION, Stage.SCREENING)
+        if start.value is not None and start.record.served == first.record.served
+    ]
+    if not again or first.value is None:
+        return None
+    before, after = first.record.environment, again[-1].record.environment
+    changed = {
+        name: (before[name], after[name])
+        for name in before
+        if name != "load_plan" and name in after and before[name] != after[name]
+    }
+    return fmean(start.value for start in again if start.value is not None) / first.value, changed

@@ -1,0 +1,87 @@
+"""Declarations -> the search space of one study: narrowed by vLLM version, mode, model, GPU, memory and evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from vopt.search_spaces.choices import Choices, merge_declarations
+from vopt.search_spaces.evidence import WorkloadFacts
+from vopt.search_spaces.judge import Judge, Subject, memory_check, model_facts
+from vopt.search_spaces.learned import Learned
+from vopt.search_spaces.memory import Calibration
+from vopt.search_spaces.parameter import Inactive, Parameter, Seed, same
+from vopt.search_spaces.parse import PriorSeed, SpaceFile, mode_file, mode_for
+from vopt.search_spaces.space import SearchSpace
+
+__all__ = ["Subject", "build_space", "memory_check", "model_facts"]
+
+
+def build_space(
+    subject: Subject,
+    *,
+    goal: str = "throughput",
+    mode: str = "auto",
+    workload: WorkloadFacts | None = None,
+    choices: Choices | None = None,
+    user: SpaceFile | None = None,
+    baseline: Mapping[str, Any] | None = None,
+    calibration: Calibration | None = None,
+    learned: Learned | None = None,
+    rank: Callable[[Mapping[str, Any]], float] | None = None,
+) -> SearchSpace:
+    """The space of one study.
+
+    ``baseline`` is the user's own configuration: its values become members of the domains. ``rank`` orders the seeds
+    (engine config -> higher is better). Every narrowing is a ``Bound`` with its source; every knob that is left out is in
+    ``inactive`` with its reason. Raises ``SpaceFileError`` for choices that cannot be meant.
+    """
+    choices, workload = choices or Choices(), workload or WorkloadFacts()
+    mode = mode_for(goal) if mode == "auto" else mode
+    builder = Judge(subject, goal, mode, workload, choices, dict(baseline or {}), calibration)
+    active: list[Parameter] = []
+    inactive: list[Inactive] = []
+    dormant: list[Parameter] = []
+    prior = mode_file(mode)
+    narrowings = (*prior.keeps, *(user.keeps if user else ()))
+    for declaration in merge_declarations(subject.arguments, choices, user):
+        made, judged = builder.judge(declaration, narrowings)
+        if judged is None and made is not None:
+            active.append(made)
+            continue
+        assert judged is not None
+        inactive.append(judged)
+        if made is not None and judged.reopens_on:
+            dormant.append(made)
+    space = SearchSpace(
+        parameters=tuple(active),
+        inactive=tuple(inactive),
+        mode=mode,
+        facts=builder.facts(user),
+        dormant=tuple(dormant),
+        checks=builder.checks(),
+    )
+    seeds = (*(user.seeds if user else ()), *prior.seeds)
+    space = replace(space, seeds=_seeds(space, seeds, rank))
+    return space.with_learned(learned) if learned is not None else space
+
+
+def _seeds(
+    space: SearchSpace, priors: tuple[PriorSeed, ...], rank: Callable[[Mapping[str, Any]], float] | None
+) -> tuple[Seed, ...]:
+    """The priors that lie in the space and differ from the default, repaired; best rank first where there is one."""
+    found: list[Seed] = []
+    taken = [space.default_point()]
+    for prior in priors:
+        inside = {n: v for n, v in prior.values.items() if n in space and any(same(v, m) for m in space[n].values)}
+        if not inside or len(inside) < len(prior.values):
+            continue
+        point, notes = space.repair({**space.default_point(), **inside})
+        if any(point == other for other in taken) or space.violations(point):
+            continue
+        taken.append(point)
+        found.append(Seed(point, f"{prior.why} ({prior.source})" + (f"; {'; '.join(notes)}" if notes else "")))
+    if rank is not None:
+        found.sort(key=lambda seed: -rank({**space.facts["set"], **space.config(seed.point)}))
+    return tuple(found)

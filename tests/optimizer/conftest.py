@@ -1,0 +1,6 @@
+"""The landscapes of the benchmarks serve these tests too."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
