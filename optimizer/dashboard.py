@@ -248,6 +248,8 @@ def serve(
 
     path = source_path(url)
     beside = data_dir or (path.parent if path is not None else None)
+    # Said by the dashboard's own importance plot at every look at a short study.
+    warnings.filterwarnings("ignore", message="Some regimes for parameter")
     server = DashboardServer(url, lambda copy: list_studies(copy, data_dir=beside), port=port, secrets=secrets)
     ready(server.url)
     try:

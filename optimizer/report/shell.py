@@ -85,7 +85,7 @@ def provenance(view: StudyView, *, trial: str | None = None) -> list[str]:
         rows.append(view.verdict_line())
     rows += [
         f"study {view.name} of {view.record.created_at}, goal {view.goal.get('name', '')}" + _joined("; ", view.limits),
-        f"measured on {view.machine}" + _driver(environment),
+        f"{'simulated' if view.simulated else 'measured'} on {view.machine}" + _driver(environment),
         f"workload {view.workload}, digest {view.setup.get('workload_digest', '')}, seed {view.setup.get('seed', '')}",
     ]
     if revision := view.setup.get("model_revision"):

@@ -1,4 +1,4 @@
-"""The sample study as Optuna stores it: told trials with constraints, told values of infeasible trials as a search tells them."""
+"""The sample study as Optuna stores it: told trials with constraints."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
+from sqlalchemy import event
 
 from vopt.optimizer.history import Stage, StudyRecord, TrialRecord
 from vopt.optimizer.report.view import StudyView
@@ -24,6 +25,8 @@ def store(made: StudyRecord, path: Path, *, raw_values: bool = False) -> str:
     tool without care would."""
     url = f"sqlite:///{path}"
     storage = optuna.storages.RDBStorage(url)
+    event.listen(storage.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF"))
+    storage.engine.dispose()  # connections made before the listener
     storage.create_new_study([optuna.study.StudyDirection.MAXIMIZE], made.name)
     study = optuna.load_study(study_name=made.name, storage=storage)
     study.set_user_attr("format_version", 1)

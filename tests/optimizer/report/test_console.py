@@ -8,10 +8,19 @@ from dataclasses import replace
 import golden
 import pytest
 import sample_study
+
 from vopt.optimizer.events import LoadTicked, Note, StageBegan, TrialBegan
 from vopt.optimizer.history import Stage, TrialRequest
 from vopt.optimizer.report.blocks import Column, Line, Table, Tone, plain_text, table_lines
-from vopt.optimizer.report.console import DisplayMode, ProgressDisplay, display_mode, progress_panel, render, rich_block, write_blocks
+from vopt.optimizer.report.console import (
+    DisplayMode,
+    ProgressDisplay,
+    display_mode,
+    progress_panel,
+    render,
+    rich_block,
+    write_blocks,
+)
 from vopt.optimizer.report.live import MemoryUse, Progress
 from vopt.optimizer.trial import EngineConfig
 
@@ -133,7 +142,11 @@ def test_escape_sequences_and_markup_from_an_engine_do_nothing() -> None:
     progress = Progress()
     event = TrialEnded(trial, None, None, None, evil)
     progress.hear(event, 0.0)
-    for text in (str(progress.plain_line(event, 0.0)), render(progress_panel(progress, 0.0)), render(rich_block(progress.table()))):
+    for text in (
+        str(progress.plain_line(event, 0.0)),
+        render(progress_panel(progress, 0.0)),
+        render(rich_block(progress.table())),
+    ):
         assert "\x1b" not in text
         assert "\x07" not in text
     assert "[red]x[/red]" in str(progress.plain_line(event, 0.0))

@@ -15,6 +15,7 @@ import sample_study
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.history import StudyRecord
 from vopt.optimizer.recommend import Recommendation
@@ -22,10 +23,17 @@ from vopt.optimizer.report.deploy import ExportFormat, argv_from_yaml, config_ma
 from vopt.optimizer.report.redaction import is_secret_name
 from vopt.optimizer.report.shell import bound_argv
 
-words = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12).filter(lambda text: not text.startswith("-"))
+words = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12).filter(
+    lambda text: not text.startswith("-")
+)
 flag = st.from_regex(r"--x[a-z]{1,6}(-[a-z]{1,4})?", fullmatch=True).filter(lambda name: not is_secret_name(name))
 argvs = st.builds(
-    lambda model, options: ("vllm", "serve", f"m{model}", *(word for name, values in options.items() for word in (name, *values))),
+    lambda model, options: (
+        "vllm",
+        "serve",
+        f"m{model}",
+        *(word for name, values in options.items() for word in (name, *values)),
+    ),
     words,
     st.dictionaries(flag, st.lists(words, max_size=3), max_size=5),
 )
@@ -67,7 +75,9 @@ def test_files_are_as_agreed(form: ExportFormat) -> None:
     golden.check(f"export-{form}.yaml", export(sample_study.study(), form))
 
 
-@pytest.mark.parametrize("argv", [sample_study.argv_of(sample_study.LITE), ("vllm", "serve", "/models/my model", "-tp", "4", "--port", "9000")])
+@pytest.mark.parametrize(
+    "argv", [sample_study.argv_of(sample_study.LITE), ("vllm", "serve", "/models/my model", "-tp", "4", "--port", "9000")]
+)
 def test_kubernetes_accepts_the_manifests(argv: tuple[str, ...]) -> None:
     for document in yaml.safe_load_all(export(answering(argv), "k8s")):
         kubernetes_validate.validate(document, "1.30", strict=True)
@@ -101,7 +111,24 @@ def test_short_options_become_long_ones_and_negative_numbers_stay_values() -> No
 
 
 def test_yaml_values_stay_the_texts_that_they_were() -> None:
-    argv = ("vllm", "serve", "m", "--a", "1e3", "--b", "true", "--c", "007", "--d", "null", "--e", "1_000", "--f", "0.9", "--no-g")
+    argv = (
+        "vllm",
+        "serve",
+        "m",
+        "--a",
+        "1e3",
+        "--b",
+        "true",
+        "--c",
+        "007",
+        "--d",
+        "null",
+        "--e",
+        "1_000",
+        "--f",
+        "0.9",
+        "--no-g",
+    )
     text = export(answering(argv), "yaml")
     assert argv_from_yaml(text) == bound_argv(argv)
     mapping: dict[str, Any] = yaml.safe_load(text)
@@ -121,7 +148,8 @@ def test_a_file_that_is_no_configuration_is_refused(text: str, rule: str) -> Non
 
 
 def test_a_users_own_file_is_read_as_vllm_reads_it() -> None:
-    text = "model: m\nmax-num-seqs: 8\nspeculative-config: {method: mtp, n: 1}\nenable-x: true\ny: false\nsizes: [1, 2]\nempty: []\n"
+    text = "model: m\nmax-num-seqs: 8\nspeculative-config: {method: mtp, n: 1}\n"
+    text += "enable-x: true\ny: false\nsizes: [1, 2]\nempty: []\n"
     expected = ("vllm", "serve", "m", "--max-num-seqs", "8", "--speculative-config", '{"method": "mtp", "n": 1}')
     assert argv_from_yaml(text) == (*expected, "--enable-x", "--no-y", "--sizes", "1", "2")
 
@@ -133,13 +161,22 @@ def test_what_ran_without_a_gpu_has_no_container() -> None:
 
 
 @pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")  # importing vLLM warns of its own dependencies
 def test_vllm_reads_the_yaml_as_the_argv_that_was_measured(tmp_path: Path) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
     argv = (
-        *("vllm", "serve", "/models/it's $a", "--max-num-seqs", "512", "--speculative-config", '{"method":"ngram","num_speculative_tokens":4}'),
+        *(
+            "vllm",
+            "serve",
+            "/models/it's $a",
+            "--max-num-seqs",
+            "512",
+            "--speculative-config",
+            '{"method":"ngram","num_speculative_tokens":4}',
+        ),
         *("--enable-prefix-caching", "--no-enable-chunked-prefill", "--gpu-memory-utilization", "0.97"),
         *("--cudagraph-capture-sizes", "1", "2", "4"),
     )

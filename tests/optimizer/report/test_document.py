@@ -7,6 +7,7 @@ from typing import Any
 import golden
 import pytest
 import sample_study
+
 from vopt.optimizer.report.document import FORMAT_VERSION, answer_document, list_document, study_document
 from vopt.optimizer.report.view import StudyView
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import sample_study
 from hypothesis import given
 from hypothesis import strategies as st
+
 from vopt.objectives.records import RequestRecord
 from vopt.optimizer.report.chart import FigureSpec
 from vopt.optimizer.report.figures import confirmation, history, pareto, search_figures, slices, timeline
@@ -19,9 +21,9 @@ from vopt.optimizer.report.view import StudyView
 IMPORTANCE = {"max_num_seqs": 0.6, "max_num_batched_tokens": 0.4}
 
 
-@pytest.fixture
-def view(tmp_path: Path) -> StudyView:
-    return StudyView.of(sample_study.on_disk(sample_study.study(), tmp_path))
+@pytest.fixture(scope="module")
+def view(tmp_path_factory: pytest.TempPathFactory) -> StudyView:
+    return StudyView.of(sample_study.on_disk(sample_study.study(), tmp_path_factory.mktemp("study")))
 
 
 def traces(figure: FigureSpec | None) -> dict[str, dict[str, Any]]:
@@ -30,7 +32,7 @@ def traces(figure: FigureSpec | None) -> dict[str, dict[str, Any]]:
 
 
 def test_plotly_accepts_every_figure_of_every_variant(tmp_path: Path) -> None:
-    for make in (*sample_study.VARIANTS.values(), sample_study.running):
+    for make in (sample_study.study, sample_study.nothing_feasible, sample_study.unconfirmed, sample_study.running):
         made = StudyView.of(sample_study.on_disk(make(), tmp_path))
         figures = [*search_figures(made, IMPORTANCE), *record_figures(made, records_of(wanted_records(made)))]
         assert len({figure.name for figure in figures}) == len(figures)
@@ -73,7 +75,11 @@ def test_the_timeline_holds_every_second(view: StudyView) -> None:
 
 
 def test_confirmation_shows_every_start_of_each_arm(view: StudyView) -> None:
-    assert {name: len(trace["x"]) for name, trace in traces(confirmation(view)).items()} == {"baseline": 3, "finalist": 3, "lite": 3}
+    assert {name: len(trace["x"]) for name, trace in traces(confirmation(view)).items()} == {
+        "baseline": 3,
+        "finalist": 3,
+        "lite": 3,
+    }
 
 
 def test_hover_texts_hold_no_markup_of_an_engine(view: StudyView) -> None:
@@ -102,7 +108,12 @@ def test_requests_in_flight() -> None:
     assert in_flight(rows, 4) == [1, 2, 1, 0]
 
 
-@given(st.lists(st.tuples(st.floats(0, 20), st.lists(st.tuples(st.floats(0.001, 5), st.integers(1, 9)), min_size=1, max_size=6)), max_size=8))
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 20), st.lists(st.tuples(st.floats(0.001, 5), st.integers(1, 9)), min_size=1, max_size=6)),
+        max_size=8,
+    )
+)
 def test_no_token_is_lost_or_counted_twice(shape: list[tuple[float, list[tuple[float, int]]]]) -> None:
     rows = []
     for sent, chunks in shape:
@@ -114,7 +125,8 @@ def test_no_token_is_lost_or_counted_twice(shape: list[tuple[float, list[tuple[f
 
 
 def test_a_cut_off_file_gives_what_is_whole(tmp_path: Path) -> None:
-    made = sample_study.on_disk(sample_study.study(), tmp_path)
+    made = sample_study.study()
+    made = sample_study.on_disk(replace(made, trials=made.trials[:1]), tmp_path, requests=600)
     path = Path(made.trials[0].directory) / RECORDS
     whole = read_records(path.parent)
     assert len(whole) == 600

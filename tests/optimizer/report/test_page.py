@@ -13,6 +13,7 @@ import golden
 import pytest
 import sample_study
 from plotly.offline import get_plotlyjs
+
 from vopt.optimizer.report import html
 from vopt.optimizer.report.page import page, render_page
 from vopt.optimizer.report.page_template import SCRIPT
@@ -31,7 +32,10 @@ def body(text: str) -> str:
 
 def test_verdict_and_command_come_first() -> None:
     text = body(render_page(StudyView.of(sample_study.study()), {}, {}))
-    order = [text.index(part) for part in ("<h1>Better than", "--max-num-batched-tokens 16384", "Baseline against winner", 'id="trials"')]
+    order = [
+        text.index(part)
+        for part in ("<h1>Better than", "--max-num-batched-tokens 16384", "Baseline against winner", 'id="trials"')
+    ]
     assert order == sorted(order)
 
 
@@ -39,7 +43,9 @@ def test_verdict_and_command_come_first() -> None:
 def test_bodies_are_as_agreed(name: str) -> None:
     made = {**sample_study.VARIANTS, "running": sample_study.running}[name]()
     text = body(render_page(StudyView.of(made), {}, {}))
-    golden.check(f"page-{name}.html", re.sub(r"><(section|tr|h2|h3|p|dl|div|figure|table|header|nav|dt|details)", r">\n<\1", text))
+    golden.check(
+        f"page-{name}.html", re.sub(r"><(section|tr|h2|h3|p|dl|div|figure|table|header|nav|dt|details)", r">\n<\1", text)
+    )
 
 
 def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:

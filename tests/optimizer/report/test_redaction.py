@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import sample_study
+
 from vopt.optimizer.history import StudyRecord
 from vopt.optimizer.recommend import Rejected
 from vopt.optimizer.report import document, notes, show
@@ -88,7 +89,9 @@ def test_secret_names(name: str) -> None:
     assert is_secret_name(name)
 
 
-@pytest.mark.parametrize("name", ["tokenizer", "max_num_batched_tokens", "num_speculative_tokens", "token_curve", "monkey", "tokens"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer", "max_num_batched_tokens", "num_speculative_tokens", "token_curve", "monkey", "tokens"]
+)
 def test_names_that_only_look_like_it(name: str) -> None:
     assert not is_secret_name(name)
 

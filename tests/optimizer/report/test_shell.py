@@ -14,6 +14,7 @@ import pytest
 import sample_study
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from vopt.optimizer.errors import NothingFeasible, UsageError
 from vopt.optimizer.report.deploy import export
 from vopt.optimizer.report.shell import bound_argv, shell_script
@@ -21,7 +22,21 @@ from vopt.optimizer.report.view import StudyView
 
 NASTY = (
     *("", " ", "two words", "it's", '"quoted"', "$HOME", "`id`", "$(id)", "a\nb", "\n", "tab\there", "back\\slash", "\\"),
-    *("ünïcode – “quotes”", "模型", "*", "~", "#no comment", "!!", "{a,b}", "&& exit 3", "; exit 4", "|", ">out", "-1", "'\\''"),
+    *(
+        "ünïcode – “quotes”",
+        "模型",
+        "*",
+        "~",
+        "#no comment",
+        "!!",
+        "{a,b}",
+        "&& exit 3",
+        "; exit 4",
+        "|",
+        ">out",
+        "-1",
+        "'\\''",
+    ),
     '{"method":"mtp","num_speculative_tokens":4}',
 )
 STUB = """#!/bin/sh
@@ -45,7 +60,9 @@ def received(script: str, stub: Path, *arguments: str) -> tuple[tuple[str, ...],
     path = stub / "serve.sh"
     path.write_text(script, encoding="utf-8")
     environment = {"PATH": f"{stub}:{os.environ['PATH']}", "STUB_OUT": str(out), "LC_ALL": "C.UTF-8"}
-    done = subprocess.run(["bash", str(path), *arguments], env=environment, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(
+        ["bash", str(path), *arguments], env=environment, capture_output=True, text=True, timeout=20, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     words = tuple(out.read_bytes().decode("utf-8").split("\0")[:-1])
@@ -82,7 +99,10 @@ text = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(model=text.filter(lambda model: not model.startswith("-")), values=st.lists(st.tuples(st.from_regex(r"[a-z][a-z-]{0,8}", fullmatch=True), text), max_size=5))
+@given(
+    model=text.filter(lambda model: not model.startswith("-")),
+    values=st.lists(st.tuples(st.from_regex(r"[a-z][a-z-]{0,8}", fullmatch=True), text), max_size=5),
+)
 def test_any_value_at_all_survives(stub: Path, model: str, values: list[tuple[str, str]]) -> None:
     argv = ["vllm", "serve", model]
     for name, value in values:
@@ -100,7 +120,12 @@ def test_environment_variables_that_mattered_are_exported_and_only_those(stub: P
     answer = replace(answer, winner_config=answer.winner_config | {"env:VLLM_ATTENTION_BACKEND": "FLASHINFER"})
     options = {**made.setup["options"], "set": ["env:OMP_NUM_THREADS=7", "max_model_len=4096"]}
     environment = {**made.setup["environment"]}
-    environment["variables"] = {**environment["variables"], "CUDA_VISIBLE_DEVICES": "3", "HOME": "/x", "VLLM_API_KEY": "abcdefgh"}
+    environment["variables"] = {
+        **environment["variables"],
+        "CUDA_VISIBLE_DEVICES": "3",
+        "HOME": "/x",
+        "VLLM_API_KEY": "abcdefgh",
+    }
     made = replace(made, recommendation=answer, setup={**made.setup, "options": options, "environment": environment})
     _, variables = received(export(made, "shell"), stub)
     assert variables["VLLM_CACHE_ROOT"] == "/data/it's $HOME\ncache"
@@ -128,7 +153,9 @@ def test_further_arguments_are_appended(stub: Path) -> None:
 def test_comments_cannot_be_left(stub: Path) -> None:
     made = sample_study.study()
     evil = "x\nexit 9\r\nexit 8\x1b[2J"
-    made = replace(made, name=evil, setup={**made.setup, "workload": {"name": evil}, "model_revision": evil, "vllm_version": evil})
+    made = replace(
+        made, name=evil, setup={**made.setup, "workload": {"name": evil}, "model_revision": evil, "vllm_version": evil}
+    )
     assert received(export(made, "shell"), stub)[0][:2] == ("vllm", "serve")
 
 

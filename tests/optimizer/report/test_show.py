@@ -3,6 +3,7 @@ from __future__ import annotations
 import golden
 import pytest
 import sample_study
+
 from vopt.optimizer.report import notes
 from vopt.optimizer.report.blocks import plain_text
 from vopt.optimizer.report.console import render, rich_block
@@ -44,7 +45,12 @@ def test_an_answer_names_gain_cost_power_and_every_rejection() -> None:
 
 def test_what_is_simulated_says_so_everywhere() -> None:
     view = StudyView.of(sample_study.simulated())
-    for text in (plain_text(answer_blocks(view)), plain_text(study_blocks(view)), plain_text(list_blocks([view])), notes.study_note(view)):
+    for text in (
+        plain_text(answer_blocks(view)),
+        plain_text(study_blocks(view)),
+        plain_text(list_blocks([view])),
+        notes.study_note(view),
+    ):
         assert "simulated" in text.lower()
 
 

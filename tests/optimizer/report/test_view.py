@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import sample_study
+
 from vopt.optimizer.history import Arm, Stage
 from vopt.optimizer.report.view import StudyView
 
