@@ -223,6 +223,7 @@ class Evaluator:
             write_records(
                 spec.directory / "records.jsonl.gz", load, most_chunks=SIMULATED_CHUNKS if self.bench.simulated else None
             )
+            _drop_last_raw(spec.directory)
             metrics = compute_metrics(load, slos=self.bench.slos)
         environment = dict(self.bench.conditions())
         if self.measurement is not None:
@@ -311,6 +312,13 @@ def _needed(metrics: Metrics, name: str) -> float:
     if value is None:
         raise ValueError(f"the probe finished no request, so {name} is undefined")
     return value
+
+
+def _drop_last_raw(directory: Path) -> None:
+    """Remove the trial process's own copy of the deciding load, which now stands in ``records.jsonl.gz``; probes stay."""
+    raw = sorted(directory.glob("records-*.jsonl.gz"), key=lambda path: int(path.name.split("-")[1].split(".")[0]))
+    for path in raw[-1:]:
+        path.unlink()
 
 
 def write_records(path: Path, load: LoadResult, most_chunks: int | None = None) -> None:
