@@ -70,6 +70,15 @@ class BenchResult:
         return self.starts[0][0]
 
 
+@dataclass(frozen=True, slots=True)
+class BenchOutcome:
+    """What ``vopt bench`` prints: the JSON document, or the text."""
+
+    document: dict[str, Any]
+    text: str
+    gate_failed: bool = False
+
+
 def run_bench(
     open_session: Callable[[int], Session],
     source: RequestSource,
