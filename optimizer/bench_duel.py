@@ -99,8 +99,9 @@ def judge_duel(duel: Duel, starts: Mapping[str, Sequence[TrialRecord]], goal: Go
         return Answer(True, f"the {duel.alternative} does not run here, the recommended command does")
     allowed = TOLERANCE if gate is None else gate
     lost = 1 - now.ratio / (duel.then if duel.then is not None else 1.0)
-    words = f"lost {lost:.1%} of its lead" if lost > 0 else f"gained {-lost:.1%}"
-    return Answer(lost <= allowed, f"it has {words}; {allowed:.1%} is allowed", now, lost)
+    words = f"lost {lost:.1%}" if lost > 0 else f"gained {-lost:.1%}"
+    against = f"against the {duel.alternative} it has {words} since the study"
+    return Answer(lost <= allowed, f"{against}; a loss of {allowed:.1%} is allowed", now, lost)
 
 
 def _compared(duel: Duel, starts: Mapping[str, Sequence[TrialRecord]], goal: Goal) -> Comparison | None:

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,7 +19,7 @@ from vopt.optimizer.bench_text import bench_text, full_document
 from vopt.optimizer.engine.base import Session
 from vopt.optimizer.environment import fetch_weights, host_facts
 from vopt.optimizer.errors import EnvironmentLacks, NothingFeasible, UsageError, VoptError
-from vopt.optimizer.events import Listener, LoadTicked, Note, PhaseBegan, TrialBegan
+from vopt.optimizer.events import Event, Listener, LoadTicked, Note, PhaseBegan, TrialBegan
 from vopt.optimizer.history import Stage, TrialRequest
 from vopt.optimizer.load.plan import Arrivals, Tick
 from vopt.optimizer.load.source import RequestSource
@@ -28,7 +28,7 @@ from vopt.optimizer.measurement import Asked
 from vopt.optimizer.options import BenchOptions
 from vopt.optimizer.prepare import find_load
 from vopt.optimizer.report.redaction import clean, clean_text, known_secrets
-from vopt.optimizer.sessions import opener
+from vopt.optimizer.sessions import KINDS, opener
 from vopt.optimizer.subject import Subject, find_subject
 from vopt.optimizer.traffic import workload_from_metrics
 from vopt.optimizer.trial import Blame, Deadlines, EngineFailure, Failed, Phase, TrialSpec
@@ -61,6 +61,22 @@ class Measurand:
     begin: Callable[[int], None] = lambda start: None
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A listener that remembers the notes: they belong to the result as much as to the progress."""
+
+    listener: Listener
+    notes: list[str] = field(default_factory=list)
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Note):
+            self.notes.append(event.text)
+        self.listener(event)
+
+    def say(self, text: str) -> None:
+        self(Note(text))
+
+
 def bench(options: BenchOptions, listener: Listener) -> BenchOutcome:
     """Measure one configuration, a running server, or a study's recommendation again.
 
@@ -76,14 +92,12 @@ def bench(options: BenchOptions, listener: Listener) -> BenchOutcome:
 
         return measure_again(options, listener)
 
-    def say(text: str) -> None:
-        listener(Note(text))
-
-    asked, slos = checked_load(options, say), find_slos(options.slo)
+    told = Told(listener)
+    asked, slos = checked_load(options, told.say), find_slos(options.slo)
     if is_url(options):
-        return _bench_server(options, asked, slos, listener)
+        return _bench_server(options, asked, slos, told)
     with work_directory(options.data_dir) as directory:
-        return _bench_engine(options, asked, slos, directory, listener)
+        return _bench_engine(options, asked, slos, directory, told)
 
 
 def is_url(options: BenchOptions) -> bool:
@@ -108,6 +122,8 @@ def checked_combination(options: BenchOptions) -> None:
                 hint="leave it out, or leave the URL out",
             )
         return
+    if options.engine not in KINDS:
+        raise UsageError(f"--engine {options.engine}: there are {', '.join(KINDS)}, or the URL of a running server")
     if typed := _typed(options, URL_ONLY):
         raise UsageError(f"{typed} belongs to a running server", hint="--url http://127.0.0.1:8000")
     if options.endpoint != "completions":
@@ -137,24 +153,19 @@ def work_directory(data_dir: Path | None) -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _bench_engine(
-    options: BenchOptions, asked: Asked, slos: Mapping[str, float], directory: Path, listener: Listener
-) -> BenchOutcome:
-    def say(text: str) -> None:
-        listener(Note(text))
-
+def _bench_engine(options: BenchOptions, asked: Asked, slos: Mapping[str, float], directory: Path, told: Told) -> BenchOutcome:
     subject = find_subject(options)
-    load = find_load(options, subject, say, replay=asked.arrivals is Arrivals.REPLAY)
+    load = find_load(options, subject, told.say, replay=asked.arrivals is Arrivals.REPLAY)
     asked = replayed(asked, load.workload)
     kind = "simulated" if subject.machine.simulated else options.engine
     open_session = opener(kind, subject)
     if not subject.machine.simulated:
-        fetch_weights(subject.model, say)
+        fetch_weights(subject.model, told.say)
     config = subject.fixed | subject.baseline
 
     def begin(start: int) -> None:
         request = TrialRequest(str(start + 1), config, Stage.SEARCH)
-        listener(TrialBegan(request, "to be measured" if start == 0 else "a fresh start"))
+        told(TrialBegan(request, "to be measured" if start == 0 else "a fresh start"))
 
     labels = BenchLabels(
         model=subject.model.name,
@@ -173,7 +184,7 @@ def _bench_engine(
         command=subject.argv(subject.baseline),
         begin=begin,
     )
-    return _measured(options, measurand, asked, slos, listener, directory)
+    return _measured(options, measurand, asked, slos, told, directory)
 
 
 def spec_of(subject: Subject, options: BenchOptions, asked: Asked, directory: Path, start: int) -> TrialSpec:
@@ -204,10 +215,10 @@ def served_name(subject: Subject, arguments: Mapping[str, Any]) -> str:
     return str(names[0]) if names and names[0] else subject.model.name
 
 
-def _bench_server(options: BenchOptions, asked: Asked, slos: Mapping[str, float], listener: Listener) -> BenchOutcome:
+def _bench_server(options: BenchOptions, asked: Asked, slos: Mapping[str, float], told: Told) -> BenchOutcome:
     from vopt.optimizer.engine.server import UrlSession
 
-    found = server_load(options, asked, lambda text: listener(Note(text)))
+    found = server_load(options, asked, told.say)
     asked = replayed(asked, found.workload)
     target = found.server.target
     labels = BenchLabels(
@@ -226,7 +237,7 @@ def _bench_server(options: BenchOptions, asked: Asked, slos: Mapping[str, float]
         fresh_starts=False,
         replay_ends=target.dialect is Dialect.VLLM,
     )
-    return _measured(options, measurand, asked, slos, listener, None, target.api_key)
+    return _measured(options, measurand, asked, slos, told, None, target.api_key)
 
 
 def _measured(
@@ -234,7 +245,7 @@ def _measured(
     measurand: Measurand,
     asked: Asked,
     slos: Mapping[str, float],
-    listener: Listener,
+    told: Told,
     directory: Path | None,
     api_key: str | None = None,
 ) -> BenchOutcome:
@@ -249,11 +260,11 @@ def _measured(
         return measurand.open_session(start)
 
     def on_tick(tick: Tick) -> bool:
-        listener(LoadTicked(label, tick))
+        told(LoadTicked(label, tick))
         return True
 
     def on_phase(phase: Phase, words: str) -> None:
-        listener(PhaseBegan(label, phase, words))
+        told(PhaseBegan(label, phase, words))
 
     try:
         result = run_bench(
@@ -266,19 +277,20 @@ def _measured(
             slos=slos or None,
             on_tick=on_tick,
             on_phase=on_phase,
-            say=lambda text: listener(Note(text)),
+            say=told.say,
         )
     except EngineFailure as failure:
         if failure.failed.load is not None and options.records is not None:
             write_records(failure.failed.load.records, options.records)
         refuse(failure.failed, directory, secrets)
     for left in result.leftovers:
-        listener(Note(f"left behind: {left}", important=True))
+        told(Note(f"left behind: {left}", important=True))
     records = _write_all(result, options.records)
     _check_any_succeeded(result, secrets)
     words = load_words(asked, result.first.load.concurrency, result.first.load.rate)
     document = full_document(result, measurand.labels, measurand.source, words, measurand.simulated)
     document["vopt"] |= {"command": list(measurand.command), "records": [str(path) for path in records]}
+    document["vopt"]["notes"] = [*told.notes, *document["vopt"]["notes"]]
     document["vopt"]["plan"] = None if result.plan is None else asdict(result.plan)
     document = clean(document, secrets)
     return BenchOutcome(document, clean_text(bench_text(document, result), secrets))

@@ -22,12 +22,11 @@ from vopt.optimizer.environment import fetch_weights
 from vopt.optimizer.errors import EnvironmentLacks, GateFailed, UsageError
 from vopt.optimizer.evaluate import Bench, Evaluator
 from vopt.optimizer.events import Listener, Note, StageBegan, TrialBegan, TrialEnded
-from vopt.optimizer.history import Stage, StudyRecord, TrialRecord, TrialRequest
+from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord, TrialRequest
 from vopt.optimizer.launch import measurement_of, stored_options
 from vopt.optimizer.measurement import Asked, Measurement
 from vopt.optimizer.options import BenchOptions, SearchOptions
 from vopt.optimizer.prepare import conditions_of, find_load
-from vopt.optimizer.recommend import Recommendation
 from vopt.optimizer.report.redaction import clean, clean_text, known_secrets
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.study import read_study
@@ -263,19 +262,24 @@ def _changed(record: StudyRecord, subject: Subject) -> dict[str, Any]:
 
 
 def _arm(record: StudyRecord, name: str, duel: Duel, subject: Subject, starts: Sequence[TrialRecord]) -> dict[str, Any]:
-    answer = record.recommendation
     return {
         "command": shell_line(subject.argv(duel.arms[name])),
         "engine_config": duel.arms[name].to_json(),
-        "then": dict(_then(answer, name)),
+        "then": dict(_then(record, name)),
         "starts": [_start(start) for start in starts],
     }
 
 
-def _then(answer: Recommendation | None, name: str) -> Mapping[str, float]:
-    if answer is None or name == "finalist":
-        return {}
-    return answer.baseline_metrics if name == "baseline" else answer.winner_metrics
+def _then(record: StudyRecord, name: str) -> Mapping[str, float]:
+    """The figures of one arm when the study was made."""
+    answer = record.recommendation
+    if answer is not None and name == "baseline":
+        return answer.baseline_metrics
+    if answer is not None and name == "winner":
+        return answer.winner_metrics
+    found = [trial.metrics.values for trial in record.trials if trial.arm is Arm.FINALIST and trial.metrics is not None]
+    shared = [metric for metric in found[0] if all(metric in values for values in found)] if found else []
+    return {metric: sum(values[metric] for values in found) / len(found) for metric in shared}
 
 
 def _start(start: TrialRecord) -> dict[str, Any]:

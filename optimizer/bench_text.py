@@ -121,8 +121,10 @@ def _facts(document: Mapping[str, Any], ours: Mapping[str, Any]) -> list[tuple[s
         ("Window", NONE if window is None else f"{window['closed_s'] - window['opened_s']:.1f} s ({ours['status']})"),
         (
             "Requests",
-            f"{counts['succeeded']:,} succeeded, {counts['failed']:,} failed, {counts['censored']:,} still running at the end"
-            + (f", {counts['not_sent']:,} not sent" if counts["not_sent"] else ""),
+            f"{counts['succeeded']:,} succeeded, {counts['failed']:,} failed in the window; "
+            f"{document['completed']:,} and {document['failed']:,} in the whole run"
+            + (f"; {counts['censored']:,} still running at the end" if counts["censored"] else "")
+            + (f"; {counts['not_sent']:,} not sent" if counts["not_sent"] else ""),
         ),
     ]
     return rows
