@@ -33,6 +33,7 @@ _PHASE_COLORS = {
     Phase.STOP: "#57606a",
 }
 MOST_SLICES = 6
+MOST_TICKS = 24
 _DEFAULT = "default"
 
 
@@ -81,8 +82,8 @@ def history(view: StudyView) -> FigureSpec | None:
     for number, (kind, group) in enumerate(groups.items()):
         rows_of_kind = [(place, height(trial), trial) for place, trial in group]
         traces.append(points(view, wording.kind_text(kind), rows_of_kind, kind_marker(number)))
-    layout = layout_of("engine start", axis_title(view.metric), xaxis={"tickmode": "auto", "zeroline": False})
-    layout["xaxis"] |= {"tickvals": [*range(len(rows))], "ticktext": [trial.label for trial in rows]} if len(rows) <= 24 else {}
+    ticks: dict[str, Any] = {"tickvals": [*range(len(rows))], "ticktext": [trial.label for trial in rows]}
+    layout = layout_of("engine start", axis_title(view.metric), xaxis=ticks if len(rows) <= MOST_TICKS else {})
     alt = f"{len(rows)} engine starts of the search: {len(fine)} feasible, {len(rows) - len(fine)} not."
     return FigureSpec("history", "Search history", alt, tuple(traces), layout, 420)
 
