@@ -205,8 +205,10 @@ def timeline(view: StudyView) -> FigureSpec | None:
     first = min(moment for _, moment in rows)
     offsets = {trial.label: (moment - first) / 60 for trial, moment in rows}
     bars: dict[Phase, dict[str, list[Any]]] = {phase: {"x": [], "y": [], "base": [], "text": []} for phase in Phase}
+    base = 0.0
     for trial, _ in rows:
-        base = offsets[trial.label]
+        # A simulation's seconds pass in no time: its starts follow each other by their own clock.
+        base = base if view.simulated else offsets[trial.label]
         for phase in Phase:
             minutes = trial.phase_s.get(phase, 0.0) / 60
             if minutes > 0:
