@@ -82,7 +82,7 @@ def provenance(view: StudyView, *, trial: str | None = None) -> list[str]:
     if view.simulated:
         rows.append("SIMULATED: no engine ran. Measure it before you rely on it.")
     if start is None:
-        rows.append(view.verdict_line())
+        rows.append(view.verdict_line().removeprefix("SIMULATED. "))
     rows += [
         f"study {view.name} of {view.record.created_at}, goal {view.goal.get('name', '')}" + _joined("; ", view.limits),
         f"{'simulated' if view.simulated else 'measured'} on {view.machine}" + _driver(environment),

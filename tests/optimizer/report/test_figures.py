@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from vopt.objectives.records import RequestRecord
 from vopt.optimizer.report.chart import FigureSpec
 from vopt.optimizer.report.figures import confirmation, history, pareto, search_figures, slices, timeline
-from vopt.optimizer.report.load_figures import MOST_POINTS, ecdf, in_flight, record_figures, tokens_per_second, wanted_records
+from vopt.optimizer.report.load_figures import (
+    MOST_POINTS,
+    ecdf,
+    in_flight,
+    record_figures,
+    settled,
+    tokens_per_second,
+    wanted_records,
+)
 from vopt.optimizer.report.page import plotly_figure
 from vopt.optimizer.report.raw import RECORDS, read_records, records_of
 from vopt.optimizer.report.view import StudyView
@@ -134,3 +142,20 @@ def test_a_cut_off_file_gives_what_is_whole(tmp_path: Path) -> None:
     assert 0 < len(read_records(path.parent)) < 600
     path.unlink()
     assert read_records(path.parent) == ()
+
+
+def test_the_first_burst_is_no_latency_of_the_service(view: StudyView) -> None:
+    trial = replace(view.trials[0], environment={"load_plan": {"concurrency": 8, "warmup_factor": 1.5}})
+    rows = [record(0.0, (float(40 - place),), (1,)) for place in range(40)]
+    assert [row.ended_s for row in settled(view, trial, rows)] == [float(second) for second in range(13, 41)]
+    assert settled(view, trial, rows[:9]) == rows[:9]
+
+
+def test_starts_of_a_simulation_follow_each_other_by_their_own_clock() -> None:
+    made = sample_study.simulated()
+    at_once = replace(made, trials=tuple(replace(trial, began_at=made.trials[0].began_at) for trial in made.trials))
+    bars = [
+        bar for trace in traces(timeline(StudyView.of(at_once))).values() for bar in zip(trace["base"], trace["x"], strict=True)
+    ]
+    bars.sort()
+    assert all(begin + length <= after + 0.001 for (begin, length), (after, _) in itertools.pairwise(bars))
