@@ -22,14 +22,14 @@ from vopt.objectives.confidence import start_spread
 from vopt.objectives.metrics import FailureCount, Metrics, compute_metrics
 from vopt.objectives.records import LoadResult, RequestRecord
 from vopt.optimizer.engine.base import OnPhase, OnTick, Session
+from vopt.optimizer.first_load import NumberedLoads, first_load
 from vopt.optimizer.load.metrics_text import Traffic, from_histograms, parse
 from vopt.optimizer.load.plan import LoadPlan
 from vopt.optimizer.load.source import RequestSource
+from vopt.optimizer.measurement import Asked, Measurement
 from vopt.optimizer.trial import Phase, Started
 
 FORMAT_VERSION = 1
-REPEAT_NUMBERS = 1_000_000
-"""Request numbers between two loads: prompts are unique by their number, so no load finds another one's in a cache."""
 SPREAD_METRICS = ("tokens_per_s", "output_tokens_per_s", "requests_per_s", "mean_ttft_s", "mean_tpot_s", "mean_e2e_s")
 
 
@@ -57,52 +57,79 @@ class MeasuredLoad:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """``starts[i]`` are the loads on engine start *i*; ``started[i]`` what that engine said of itself."""
+    """``starts[i]`` are the loads on engine start *i*; ``started[i]`` what that engine said of itself.
+    ``plan`` is what every load had (``None``: the first one did not come to its end)."""
 
     starts: tuple[tuple[MeasuredLoad, ...], ...]
     started: tuple[Started, ...]
     leftovers: tuple[str, ...] = ()
+    plan: LoadPlan | None = None
 
     @property
     def first(self) -> MeasuredLoad:
         return self.starts[0][0]
 
 
+@dataclass(frozen=True, slots=True)
+class BenchOutcome:
+    """What ``vopt bench`` prints: the JSON document, or the text."""
+
+    document: dict[str, Any]
+    text: str
+    gate_failed: bool = False
+
+
 def run_bench(
     open_session: Callable[[int], Session],
     source: RequestSource,
-    plan: LoadPlan,
+    plan: LoadPlan | Asked,
     *,
     repeat: int = 1,
     fresh_starts: bool = True,
+    replay_ends: bool = True,
     slos: Mapping[str, float] | None = None,
     on_tick: OnTick = lambda tick: True,
     on_phase: OnPhase = lambda phase, words: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> BenchResult:
     """``repeat`` loads on the first engine and, unless it is somebody else's server, one on each of ``repeat - 1`` fresh ones.
 
-    ``open_session(i)`` makes the session of start *i*. Every load has prompts of its own. Raises ``EngineFailure`` when an
-    engine fails; sessions are closed either way.
+    ``open_session(i)`` makes the session of start *i*. Every load has prompts of its own. What an ``Asked`` leaves open is
+    found on the first engine and kept for all later loads, which also replay the output lengths that the first one saw
+    (``replay_ends``). A first load that does not come to its end is the last. Raises ``EngineFailure`` when an engine fails;
+    sessions are closed either way.
     """
     starts: list[tuple[MeasuredLoad, ...]] = []
     started: list[Started] = []
     leftovers: list[str] = []
-    number = 0
+    frozen = Measurement(plan, {}) if isinstance(plan, LoadPlan) else None
+    numbered = NumberedLoads(source, on_tick)
     for start in range(repeat if fresh_starts else 1):
         session = open_session(start)
         try:
             started.append(session.start(on_phase))
-            loads = []
-            for _ in range(repeat if start == 0 else 1):
-                on_phase(Phase.LOAD, f"load {number + 1}")
-                load = session.load(replace(source, first_number=source.first_number + number * REPEAT_NUMBERS), plan, on_tick)
+            loads: list[MeasuredLoad] = []
+            once = numbered.on(session.load)
+            for number in range(repeat if start == 0 else 1):
+                on_phase(Phase.LOAD, f"load {sum(map(len, starts)) + number + 1}")
+                if frozen is None and isinstance(plan, Asked):
+                    found = first_load(plan, once, say)
+                    frozen, load = found.measurement, found.load
+                    if frozen is not None and replay_ends and frozen.observed_output_tokens:
+                        numbered.source = source.with_observed(frozen.observed_output_tokens)
+                else:
+                    assert frozen is not None, "a first load without a measurement is the last"
+                    load = once(frozen.plan)
                 loads.append(MeasuredLoad(load, compute_metrics(load, slos=slos)))
-                number += 1
+                if frozen is None:
+                    break
             starts.append(tuple(loads))
         finally:
             on_phase(Phase.STOP, "stopping")
             leftovers += session.close()
-    return BenchResult(tuple(starts), tuple(started), tuple(leftovers))
+        if frozen is None:
+            break
+    return BenchResult(tuple(starts), tuple(started), tuple(leftovers), frozen.plan if frozen is not None else None)
 
 
 def bench_document(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -292,6 +293,26 @@ def _repaired(
     return config, None
 
 
+def modernised(config: Mapping[str, Any], schema: Arguments) -> tuple[EngineConfig, tuple[FlagFinding, ...]]:
+    """An engine config of another vLLM as this one takes it, and what was said about each argument that it lacks.
+
+    Findings that are ``UNKNOWN`` have no modern form: their arguments are left out.
+    """
+    known = {name: value for name, value in config.items() if name in schema.engine_names or name.startswith("env:")}
+    lost = [
+        Flag(f"--{name.replace('_', '-')}", None, (_word(value),), value, problem=f"not an argument of vLLM {schema.version}")
+        for name, value in config.items()
+        if name not in known
+    ]
+    corrected, _ = _corrected(LaunchCommand(None, EngineConfig(known), flags=tuple(lost)), known, schema, {})
+    findings = tuple(_unknown(flag, " ".join((flag.written, *flag.words)), schema) for flag in lost)
+    return EngineConfig(corrected), findings
+
+
+def _word(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, (dict, list, bool)) or value is None else str(value)
+
+
 def objection_of(judge: VllmJudge) -> AskEngine:
     """An ``AskEngine`` over a ``VllmJudge``."""
 
@@ -302,4 +323,4 @@ def objection_of(judge: VllmJudge) -> AskEngine:
     return ask
 
 
-__all__ = ["CheckReport", "FlagFinding", "FlagStatus", "check_command", "objection_of", "render_check"]
+__all__ = ["CheckReport", "FlagFinding", "FlagStatus", "check_command", "modernised", "objection_of", "render_check"]

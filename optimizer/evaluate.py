@@ -12,25 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from vopt.objectives.metrics import Metrics, compute_metrics, token_curve
-from vopt.objectives.records import LoadResult, LoadStatus, RequestRecord
+from vopt.objectives.records import LoadResult, RequestRecord
 from vopt.optimizer.early_end import early_end
 from vopt.optimizer.engine.base import Session
 from vopt.optimizer.events import Listener, LoadTicked, Note, PhaseBegan
+from vopt.optimizer.first_load import NumberedLoads, first_load
 from vopt.optimizer.history import FailureSummary, Stage, TrialRecord, TrialRequest
-from vopt.optimizer.load.concurrency import MeasureNext, auto_concurrency, rate_for_latency
-from vopt.optimizer.load.plan import Arrivals, LoadPlan, Tick
+from vopt.optimizer.load.plan import Tick
 from vopt.optimizer.load.source import RequestSource
-from vopt.optimizer.measurement import (
-    SHORTEST_WINDOW_S,
-    STALL_FACTOR,
-    Asked,
-    Measurement,
-    natural_ends,
-)
+from vopt.optimizer.measurement import Asked, Measurement
 from vopt.optimizer.trial import EngineFailure, Failed, Measured, Outcome, Phase, Started, TrialSpec
-
-PROBE_WINDOW_SHARE = 1 / 3
-"""A probe only ranks concurrency levels 5 % apart, so it needs a third of a measurement's window."""
 
 OpenSession = Callable[[TrialSpec, bool], Session]
 """Brings up nothing yet: ``(spec, served)`` -> the session that will. ``served``: as the very command, over HTTP."""
@@ -120,76 +111,10 @@ class Evaluator:
 
     def _first_load(self, request: TrialRequest, session: Session) -> tuple[LoadResult, tuple[LoadResult, ...]]:
         """Find what the user left open (concurrency, rate, window) on the baseline's engine, then freeze it."""
-        asked, source, on_tick = self.bench.asked, self.bench.source, self._on_tick(request)
-        window_s = asked.window_s or SHORTEST_WINDOW_S
-        probes: list[LoadResult] = []
-        concurrency = asked.concurrency
-        if concurrency is None and (not asked.open_loop or asked.rate is None):
-            concurrency = self._find_concurrency(session, source, window_s, on_tick, probes)
-        rate = asked.rate
-        if asked.open_loop and rate is None:
-            assert concurrency is not None
-            probe = session.load(source, self._closed(concurrency, window_s), on_tick)
-            probes.append(probe)
-            rate = rate_for_latency(_needed(compute_metrics(probe), "requests_per_s"))
-            self.bench.listener(Note(f"rate: {rate:.3g} requests/s, 0.6 of what the baseline sustains"))
-        plan = self._open(rate, window_s) if asked.open_loop and rate is not None else self._closed(concurrency or 1, window_s)
-        load = session.load(source, plan, on_tick)
-        better = self._fitted(plan, load)
-        if better != plan:
-            plan = better
-            probes.append(load)
-            load = session.load(source, plan, on_tick)
-        if load.status in (LoadStatus.COMPLETE, LoadStatus.UNSTEADY):
-            p99_s = compute_metrics(load).get("p99_e2e_s")
-            plan = replace(plan, stall_after_s=None if p99_s is None else STALL_FACTOR * p99_s)
-            self.measurement = Measurement(plan, natural_ends(load.records), _finished_in(load))
-        return load, tuple(probes)
-
-    def _fitted(self, plan: LoadPlan, load: LoadResult) -> LoadPlan:
-        """The plan with a window of twice the mean E2E, and, in an open loop, a warm-up of the p90 E2E: before that the
-        engine is still filling, which reads as low latency."""
-        metrics = compute_metrics(load)
-        mean_s, p90_s = metrics.get("mean_e2e_s"), metrics.get("p90_e2e_s")
-        if self.bench.asked.window_s is None and mean_s is not None and 2 * mean_s > plan.window_s:
-            plan = replace(plan, window_s=2 * mean_s)
-        if self.bench.asked.open_loop and p90_s is not None and p90_s > plan.warmup_s:
-            plan = replace(plan, warmup_s=p90_s)
-        return plan
-
-    def _find_concurrency(
-        self,
-        session: Session,
-        source: RequestSource,
-        window_s: float,
-        on_tick: Callable[[Tick], bool],
-        probes: list[LoadResult],
-    ) -> int:
-        points: dict[int, float] = {}
-        while isinstance(answer := auto_concurrency(points), MeasureNext):
-            level = answer.concurrency
-            plan = replace(self._closed(level, PROBE_WINDOW_SHARE * window_s), max_doublings=0, min_requests=0)
-            probe = session.load(source, plan, on_tick)
-            probes.append(probe)
-            points[level] = _needed(compute_metrics(probe), "tokens_per_s")
-        self.bench.listener(Note(f"concurrency: {answer.concurrency} ({answer.reason})"))
-        return answer.concurrency
-
-    def _closed(self, concurrency: int, window_s: float) -> LoadPlan:
-        return replace(self._plan(window_s), arrivals=Arrivals.CLOSED, concurrency=concurrency)
-
-    def _open(self, rate: float, window_s: float) -> LoadPlan:
-        return replace(self._plan(window_s), rate=rate)
-
-    def _plan(self, window_s: float) -> LoadPlan:
-        asked = self.bench.asked
-        return LoadPlan(
-            arrivals=asked.arrivals,
-            window_s=window_s,
-            max_requests=asked.max_requests,
-            deadline_s=asked.deadline_s,
-            seed=asked.seed,
-        )
+        loads = NumberedLoads(self.bench.source, self._on_tick(request))
+        found = first_load(self.bench.asked, loads.on(session.load), lambda text: self.bench.listener(Note(text)))
+        self.measurement = found.measurement
+        return found.load, found.probes
 
     def _on_tick(self, request: TrialRequest) -> Callable[[Tick], bool]:
         curve: list[float] = []
@@ -230,6 +155,7 @@ class Evaluator:
             write_records(
                 spec.directory / "records.jsonl.gz", load, most_chunks=SIMULATED_CHUNKS if self.bench.simulated else None
             )
+            _drop_last_raw(spec.directory)
             metrics = compute_metrics(load, slos=self.bench.slos)
         environment = dict(self.bench.conditions())
         if self.measurement is not None:
@@ -298,11 +224,6 @@ class _PhaseClock:
         self._phase = None
 
 
-def _finished_in(load: LoadResult) -> int:
-    """Requests of the whole load that came to an end, well or not."""
-    return sum(not record.censored for record in load.records)
-
-
 def _acceptance_rate(load: LoadResult | None) -> float | None:
     """Accepted share of drafted tokens over the load's samples."""
     if load is None:
@@ -313,11 +234,11 @@ def _acceptance_rate(load: LoadResult | None) -> float | None:
     return (drafted[-1].accepted_tokens or 0) / drafted[-1].draft_tokens
 
 
-def _needed(metrics: Metrics, name: str) -> float:
-    value = metrics.get(name)
-    if value is None:
-        raise ValueError(f"the probe finished no request, so {name} is undefined")
-    return value
+def _drop_last_raw(directory: Path) -> None:
+    """Remove the trial process's own copy of the deciding load, which now stands in ``records.jsonl.gz``; probes stay."""
+    raw = sorted(directory.glob("records-*.jsonl.gz"), key=lambda path: int(path.name.split("-")[1].split(".")[0]))
+    for path in raw[-1:]:
+        path.unlink()
 
 
 def write_records(path: Path, load: LoadResult, most_chunks: int | None = None) -> None:

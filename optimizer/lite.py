@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from vopt.optimizer.judge import Judged
 from vopt.optimizer.moves import Model, Observation, positions
@@ -70,9 +70,9 @@ def _without_noise(
         current = min(options, key=lambda option: option[:2])[2]
 
 
-def _point(setup: SearchSetup, where: Sequence[int]) -> dict[str, object]:
+def _point(setup: SearchSetup, where: Iterable[int]) -> dict[str, object]:
     return {parameter.name: parameter.values[int(i)] for parameter, i in zip(setup.space.parameters, where, strict=True)}
 
 
-def _runs(setup: SearchSetup, where: Sequence[int]) -> bool:
+def _runs(setup: SearchSetup, where: Iterable[int]) -> bool:
     return not setup.space.violations(_point(setup, where))

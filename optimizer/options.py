@@ -210,7 +210,6 @@ class SearchOptions(SpaceOptions):
     ] = None
     sampler: Annotated[str, _option("auto, gp, tpe or random.", MACHINERY, "--sampler")] = "auto"
     engine: EngineKind = "vllm"
-    executor: Annotated[str, _option("local or ray.", MACHINERY, "--executor")] = "local"
     storage: Storage = "sqlite:///studies.db"
     study: Annotated[str | None, _option("Name of the study. Default: <model>-<goal>-<n>.", MACHINERY, "--study")] = None
     data_dir: DataDir = None
@@ -304,6 +303,15 @@ class BenchOptions:
     rate: Rate = None
     window: Window = None
     requests: Requests = None
+    arrivals: Annotated[
+        str | None,
+        _option(
+            "closed, poisson, constant, or replay (the workload file's times). Default: poisson with --rate, else closed.",
+            LOAD,
+            "--arrivals",
+            metavar="KIND",
+        ),
+    ] = None
     slo: Annotated[list[str], _option("A limit per request for goodput, like ttft_s<=0.5.", LOAD, "--slo", metavar="EXPR")] = (
         field(default_factory=list)
     )

@@ -51,8 +51,11 @@ def find_goals(options: SearchOptions) -> tuple[Goal, ...]:
         raise UsageError(str(error), hint=error.hint) from None
 
 
-def find_load(options: SearchOptions | BenchOptions, subject: Subject, say: Callable[[str], None]) -> Load:
-    """The workload, checked against ``max_model_len``, with the sampling parameters that ``vllm serve`` would apply."""
+def find_load(
+    options: SearchOptions | BenchOptions, subject: Subject, say: Callable[[str], None], *, replay: bool = False
+) -> Load:
+    """The workload, checked against ``max_model_len``, with the sampling parameters that ``vllm serve`` would apply.
+    ``replay`` keeps a recording's order and times."""
     directory = subject.model.directory
     vocab = subject.shape.vocab if subject.shape is not None else SIMULATED_VOCAB
     tokenizer = None
@@ -75,6 +78,7 @@ def find_load(options: SearchOptions | BenchOptions, subject: Subject, say: Call
             sampling=sampling,
             natural_ends=not (subject.dummy_weights or subject.machine.simulated) and of.natural_text and tokenizer is not None,
             prompts=not subject.machine.simulated,
+            replay=replay and bool(of.recorded),
         )
 
     requests = made(workload)

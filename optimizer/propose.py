@@ -87,6 +87,11 @@ class Progress:
             tried.append(repaired)
         return tuple(tried)
 
+    @cached_property
+    def arms(self) -> Arms | None:
+        """The confirmation in course; finding its lite fits the model, so once for each state of the search."""
+        return _arms(self)
+
     @property
     def baseline_config(self) -> EngineConfig:
         return self.attempts[-1]
@@ -386,6 +391,10 @@ class Arms:
 
 def arms(progress: Progress) -> Arms | None:
     """The confirmation in course: the first finalist whose confirmation has not failed; ``None`` when there is none."""
+    return progress.arms
+
+
+def _arms(progress: Progress) -> Arms | None:
     for attempt, finalist in enumerate(finalists(progress)[:_CONFIRMATION_TRIES], start=1):
         tried = Arms(finalist, lite_config(progress.effective, finalist, progress.baseline_config, progress.searched), attempt)
         starts = [progress.labelled(tried.label(n, Arm.FINALIST)) for n in range(1, max(1, progress.setup.budget.rounds) + 1)]

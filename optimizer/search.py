@@ -71,15 +71,14 @@ def search(
     """Search to the end, from wherever ``study`` stands, and keep the answer in it.
 
     Our own model proposes where ``setup.sampler`` is ``auto``, else the study's sampler of that name. Whatever ``evaluate``
-    raises (an interruption) leaves the study resumable. Raises ``UsageError`` when the workload itself is at fault, ``EnvironmentLacks`` when the machine is.
+    raises (an interruption) leaves the study resumable. Raises ``UsageError`` when the workload itself is at fault,
+    ``EnvironmentLacks`` when the machine is.
     """
     return _Loop(setup, study, evaluate, listener).run()
 
 
 class _Loop:
-    def __init__(
-        self, setup: SearchSetup, study: StudyStore, evaluate: Evaluate, listener: Listener
-    ) -> None:
+    def __init__(self, setup: SearchSetup, study: StudyStore, evaluate: Evaluate, listener: Listener) -> None:
         self.setup, self.study, self.evaluate, self.listener = setup, study, evaluate, listener
         self.exhausted = False
         self.given_up: set[EngineConfig] = set()
@@ -193,7 +192,7 @@ class _Loop:
         return propose(progress.space, observations(progress), may, seed=seed)
 
     def _told(self, progress: Progress) -> list[Told]:
-        told = []
+        told: list[Told] = []
         for position, judged in enumerate(self.history):
             point = progress.effective.point(judged.record.config)
             if judged.charged and judged.record.stage in SAMPLED_STAGES and point is not None:
@@ -284,7 +283,8 @@ class _Loop:
         last = self.history[-INFRASTRUCTURE_IN_A_ROW:]
         if len(last) == INFRASTRUCTURE_IN_A_ROW and not any(judged.charged for judged in last):
             raise EnvironmentLacks(
-                f"{INFRASTRUCTURE_IN_A_ROW} engine starts in a row failed for no fault of theirs: {failure.kind}: {failure.detail}",
+                f"{INFRASTRUCTURE_IN_A_ROW} engine starts in a row failed for no fault of theirs: "
+                f"{failure.kind}: {failure.detail}",
                 hint=f"see vopt doctor, then: vopt resume {self.study.name}",
             )
 

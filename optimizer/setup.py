@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vopt.objectives.goals import Goal
@@ -17,7 +17,8 @@ REPAIRS = 3  # tries to bring a baseline up that fails for its own fault
 class Budget:
     """``trials`` are the engine starts of search and screening, baseline included; confirmation, soak, repairs and retries
     come on top. ``time_s`` bounds the whole search (``None``: no bound); ``soak_s`` 0 means none; ``patience`` is the number
-    of trials without a gain above the noise after which the search ends (``None``: three fifths of the searched trials, at least eight)."""
+    of trials without a gain above the noise after which the search ends (``None``: three fifths of the searched trials, at
+    least eight)."""
 
     trials: int = 16
     rounds: int = 3
@@ -79,8 +80,8 @@ class SearchSetup:
     goal: Goal
     space: SearchSpace
     budget: Budget = Budget()
-    baseline: EngineConfig = EngineConfig()
-    fixed: EngineConfig = EngineConfig()
+    baseline: EngineConfig = field(default_factory=EngineConfig)
+    fixed: EngineConfig = field(default_factory=EngineConfig)
     pinned: tuple[Pinned, ...] = ()
     sampler: str = "auto"
     seed: int = 0

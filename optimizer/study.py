@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -193,18 +194,19 @@ class Study:
         trial = Trial(self._study, frozen._trial_id)
         attributes: dict[str, Any] = {"record": fitted(record), **_shown(record)}
         for key, value in attributes.items():
-            self._patiently(lambda key=key, value=value: trial.set_user_attr(key, value))
+            self._patiently(partial(trial.set_user_attr, key, value))
         if not charged:
             self._patiently(lambda: self._tell(frozen.number, None, TrialState.FAIL))
             return
         for key, violation in violations.items():
             if key not in trial.constraints:  # the first write wins in Optuna
-                self._patiently(lambda key=key, violation=violation: trial.set_constraint(key, violation))
+                self._patiently(partial(trial.set_constraint, key, violation))
         self._patiently(lambda: self._tell(frozen.number, list(values), None))
 
     def pending(self) -> tuple[Pending, ...]:
         """Starts that a killed search left: with their result where it reached the disk."""
-        found = [(trial.user_attrs["request"], trial.number) for trial in self._trials() if trial.state is TrialState.RUNNING]
+        running = (trial for trial in self._trials() if trial.state is TrialState.RUNNING)
+        found: list[tuple[Any, int | None]] = [(trial.user_attrs["request"], trial.number) for trial in running]
         found += [(start["request"], None) for start in _side_starts(self._study) if start["state"] == "running"]
         return tuple(
             Pending(request, read_result(self.directory / request.label), number)

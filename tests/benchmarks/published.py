@@ -42,7 +42,7 @@ def published_landscape(name: str) -> Landscape:
     latency = name.endswith("latency")
     names = [n for n in _DEFAULTS if any(n in row["config"] for row in mine)]
     domains = {n: sorted({_DEFAULTS[n], *(row["config"].get(n, _DEFAULTS[n]) for row in mine)}, key=str) for n in names}
-    for n, domain in domains.items():
+    for domain in domains.values():
         if all(isinstance(value, int) and not isinstance(value, bool) for value in domain):
             domain.sort()
     table: dict[tuple[Any, ...], list[dict[str, Any]]] = {}

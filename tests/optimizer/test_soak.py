@@ -151,7 +151,8 @@ def test_no_soak_is_compared_with_the_baseline_in_progress() -> None:
 
 
 def test_a_refused_soak_says_why_in_progress() -> None:
-    for change, words in ((dies, "illegal memory access"), (REFUSED["failed requests"][0], "60 failed, cannot win: success_rate")):
+    said = "60 failed, cannot win: success_rate"
+    for change, words in ((dies, "illegal memory access"), (REFUSED["failed requests"][0], said)):
         events: list[Event] = []
         searched(change, events)
         ended = next(e for e in events if isinstance(e, TrialEnded) and e.record.stage is Stage.SOAK)

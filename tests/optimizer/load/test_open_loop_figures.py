@@ -87,7 +87,8 @@ def test_a_load_without_a_window_counts_all_of_it() -> None:
 
 
 def test_a_closed_loop_counts_what_ended_in_its_window() -> None:
-    result = load(QueueEngine(slots=8, step_s=1.0, chunk=50), LoadPlan(Arrivals.CLOSED, window_s=60, concurrency=8, min_requests=0))
+    plan = LoadPlan(Arrivals.CLOSED, window_s=60, concurrency=8, min_requests=0)
+    result = load(QueueEngine(slots=8, step_s=1.0, chunk=50), plan)
     assert result.window is not None
     ended = [r for r in result.records if r.succeeded and result.window.opened_s <= r.ended_s <= result.window.closed_s]
     assert compute_metrics(result, resamples=10).succeeded == len(ended)

@@ -1,0 +1,160 @@
+"""The first load on an engine: finds what the user left open (concurrency, rate, window), then freezes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from vopt.objectives.metrics import Metrics, compute_metrics
+from vopt.objectives.records import LoadResult, LoadStatus
+from vopt.optimizer.engine.base import OnTick
+from vopt.optimizer.load.concurrency import MeasureNext, auto_concurrency, rate_for_latency
+from vopt.optimizer.load.plan import Arrivals, LoadPlan
+from vopt.optimizer.load.source import RequestSource
+from vopt.optimizer.measurement import SHORTEST_WINDOW_S, STALL_FACTOR, Asked, Measurement, natural_ends
+from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Phase
+
+NUMBERS_APART = 1_000_000
+"""Request numbers between two loads on one engine: prompts are unique by their number, so no load finds another one's in a
+prefix cache. Prompts have eight digits for it, which is room for a hundred loads."""
+MOST_LOADS = 100
+PROBE_WINDOW_SHARE = 1 / 3
+"""A probe only ranks concurrency levels 5 % apart, so it needs a third of a measurement's window."""
+
+LoadOnce = Callable[[LoadPlan], LoadResult]
+"""One load, with prompts that no load before it on the same engine had."""
+
+
+@dataclass(slots=True)
+class NumberedLoads:
+    """Loads of one source, each with prompts of its own: the first has the source's own numbers."""
+
+    source: RequestSource
+    on_tick: OnTick
+    made: int = field(default=0)
+
+    def on(self, load: Callable[[RequestSource, LoadPlan, OnTick], LoadResult]) -> LoadOnce:
+        """A ``LoadOnce`` over one session's ``load``."""
+
+        def once(plan: LoadPlan) -> LoadResult:
+            source = replace(self.source, first_number=self.source.first_number + self.made * NUMBERS_APART)
+            self.made += 1
+            return load(source, plan, self.on_tick)
+
+        return once
+
+
+@dataclass(frozen=True, slots=True)
+class FirstLoad:
+    """``load`` decides; ``probes`` came before it. ``measurement`` is ``None`` when the load did not come to its end."""
+
+    load: LoadResult
+    probes: tuple[LoadResult, ...]
+    measurement: Measurement | None
+
+
+def first_load(asked: Asked, load_once: LoadOnce, say: Callable[[str], None]) -> FirstLoad:
+    """Probe for what ``asked`` leaves open, load, and load again if the window turned out too short.
+
+    Raises:
+        EngineFailure: the engine failed, or a probe finished no request.
+    """
+    window_s = asked.window_s or SHORTEST_WINDOW_S
+    probes: list[LoadResult] = []
+    plan = _found_plan(asked, window_s, load_once, say, probes)
+    load = load_once(plan)
+    better = _fitted(asked, plan, load)
+    if better != plan:
+        plan = better
+        probes.append(load)
+        load = load_once(plan)
+    measurement = None
+    if load.status in (LoadStatus.COMPLETE, LoadStatus.UNSTEADY):
+        p99_s = compute_metrics(load).get("p99_e2e_s")
+        plan = replace(plan, stall_after_s=None if p99_s is None else STALL_FACTOR * p99_s)
+        measurement = Measurement(plan, natural_ends(load.records), _finished_in(load))
+    return FirstLoad(load, tuple(probes), measurement)
+
+
+def _found_plan(
+    asked: Asked, window_s: float, load_once: LoadOnce, say: Callable[[str], None], probes: list[LoadResult]
+) -> LoadPlan:
+    if asked.arrivals is Arrivals.REPLAY:
+        return _plan(asked, window_s)
+    concurrency, rate = asked.concurrency, asked.rate
+    if concurrency is None and (not asked.open_loop or rate is None):
+        concurrency = _find_concurrency(asked, window_s, load_once, say, probes)
+    if not asked.open_loop:
+        return _closed(asked, concurrency or 1, window_s)
+    if rate is None:
+        assert concurrency is not None, "found above"
+        probe = load_once(replace(_closed(asked, concurrency, window_s), max_requests=None))
+        probes.append(probe)
+        rate = rate_for_latency(_needed(probe, concurrency, "requests_per_s"))
+        say(f"rate: {rate:.3g} requests/s, 0.6 of what the baseline sustains")
+    return replace(_plan(asked, window_s), rate=rate)
+
+
+def _fitted(asked: Asked, plan: LoadPlan, load: LoadResult) -> LoadPlan:
+    """The plan with a window of twice the mean E2E, and, in an open loop, a warm-up of the p90 E2E: before that the engine is
+    still filling, which reads as low latency. A replay has the recording's own length."""
+    if asked.arrivals is Arrivals.REPLAY:
+        return plan
+    metrics = compute_metrics(load)
+    mean_s, p90_s = metrics.get("mean_e2e_s"), metrics.get("p90_e2e_s")
+    if asked.window_s is None and mean_s is not None and 2 * mean_s > plan.window_s:
+        plan = replace(plan, window_s=2 * mean_s)
+    if asked.open_loop and p90_s is not None and p90_s > plan.warmup_s:
+        plan = replace(plan, warmup_s=p90_s)
+    return plan
+
+
+def _find_concurrency(
+    asked: Asked, window_s: float, load_once: LoadOnce, say: Callable[[str], None], probes: list[LoadResult]
+) -> int:
+    points: dict[int, float] = {}
+    while isinstance(answer := auto_concurrency(points), MeasureNext):
+        level = answer.concurrency
+        plan = _closed(asked, level, PROBE_WINDOW_SHARE * window_s)
+        probe = load_once(replace(plan, max_doublings=0, min_requests=0, max_requests=None))
+        probes.append(probe)
+        points[level] = _needed(probe, level, "tokens_per_s")
+    say(f"concurrency: {answer.concurrency} ({answer.reason})")
+    return answer.concurrency
+
+
+def _closed(asked: Asked, concurrency: int, window_s: float) -> LoadPlan:
+    return replace(_plan(asked, window_s), arrivals=Arrivals.CLOSED, concurrency=concurrency)
+
+
+def _plan(asked: Asked, window_s: float) -> LoadPlan:
+    return LoadPlan(
+        arrivals=asked.arrivals,
+        window_s=window_s,
+        max_requests=asked.max_requests,
+        deadline_s=asked.deadline_s,
+        seed=asked.seed,
+    )
+
+
+def _needed(probe: LoadResult, concurrency: int, name: str) -> float:
+    """A figure above 0 of a probe; ``EngineFailure`` with the load's own words when there is none."""
+    metrics = compute_metrics(probe)
+    value = metrics.get(name)
+    if value is not None and value > 0:
+        return value
+    words = f"the probe at concurrency {concurrency} finished no request: {_why(probe, metrics)}"
+    raise EngineFailure(Failed(Phase.LOAD, FailureKind.LOW_SUCCESS, words, load=probe))
+
+
+def _why(probe: LoadResult, metrics: Metrics) -> str:
+    first = next(iter(metrics.failures.items()), None)
+    if first is not None:
+        kind, count = first
+        return f"{count.n} x {kind}: {count.first_message}"
+    return probe.detail or f"the load ended as {probe.status}"
+
+
+def _finished_in(load: LoadResult) -> int:
+    """Requests of the whole load that came to an end, well or not."""
+    return sum(not record.censored for record in load.records)
