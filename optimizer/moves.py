@@ -60,7 +60,7 @@ class Model:
 
     def worth(self, points: Ints) -> Floats:
         """Log of expected gain over the incumbent times the chance to run, shape (n,)."""
-        chance = np.log(np.maximum(self.chance(points), 1e-9))
+        chance: Floats = np.log(np.maximum(self.chance(points), 1e-9))
         level = self.level()
         if self.value is None or level is None:
             return chance
