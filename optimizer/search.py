@@ -77,9 +77,7 @@ def search(
 
 
 class _Loop:
-    def __init__(
-        self, setup: SearchSetup, study: StudyStore, evaluate: Evaluate, listener: Listener
-    ) -> None:
+    def __init__(self, setup: SearchSetup, study: StudyStore, evaluate: Evaluate, listener: Listener) -> None:
         self.setup, self.study, self.evaluate, self.listener = setup, study, evaluate, listener
         self.exhausted = False
         self.given_up: set[EngineConfig] = set()
@@ -192,7 +190,7 @@ class _Loop:
         return propose(progress.space, observations(progress), may, seed=seed)
 
     def _told(self, progress: Progress) -> list[Told]:
-        told = []
+        told: list[Told] = []
         for position, judged in enumerate(self.history):
             point = progress.effective.point(judged.record.config)
             if judged.charged and judged.record.stage in SAMPLED_STAGES and point is not None:

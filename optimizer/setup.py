@@ -10,6 +10,7 @@ from vopt.objectives.goals import Goal
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.space import Point, SearchSpace
 
+_NO_OVERRIDES = EngineConfig()
 REPAIRS = 3  # tries to bring a baseline up that fails for its own fault
 
 
@@ -79,8 +80,8 @@ class SearchSetup:
     goal: Goal
     space: SearchSpace
     budget: Budget = Budget()
-    baseline: EngineConfig = EngineConfig()
-    fixed: EngineConfig = EngineConfig()
+    baseline: EngineConfig = _NO_OVERRIDES
+    fixed: EngineConfig = _NO_OVERRIDES
     pinned: tuple[Pinned, ...] = ()
     sampler: str = "auto"
     seed: int = 0

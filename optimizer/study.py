@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +33,8 @@ from vopt.search_spaces.space import Point, SearchSpace
 
 MOST_RECORD_BYTES = 60_000  # a MySQL TEXT column holds 64 KiB
 RESULT = "result.json"
+SHOWN_METRICS = ("tokens_per_s", "requests_per_s", "mean_e2e_s", "p95_ttft_s", "p95_tpot_s", "success_rate", "kv_peak")
+"""Metrics that are attributes of their own, for sorting in a dashboard; each costs a transaction. All are in ``record``."""
 _T = TypeVar("_T")
 
 
@@ -193,18 +196,20 @@ class Study:
         trial = Trial(self._study, frozen._trial_id)
         attributes: dict[str, Any] = {"record": fitted(record), **_shown(record)}
         for key, value in attributes.items():
-            self._patiently(lambda key=key, value=value: trial.set_user_attr(key, value))
+            self._patiently(partial(trial.set_user_attr, key, value))
         if not charged:
             self._patiently(lambda: self._tell(frozen.number, None, TrialState.FAIL))
             return
         for key, violation in violations.items():
             if key not in trial.constraints:  # the first write wins in Optuna
-                self._patiently(lambda key=key, violation=violation: trial.set_constraint(key, violation))
+                self._patiently(partial(trial.set_constraint, key, violation))
         self._patiently(lambda: self._tell(frozen.number, list(values), None))
 
     def pending(self) -> tuple[Pending, ...]:
         """Starts that a killed search left: with their result where it reached the disk."""
-        found = [(trial.user_attrs["request"], trial.number) for trial in self._trials() if trial.state is TrialState.RUNNING]
+        found: list[tuple[Any, int | None]] = [
+            (trial.user_attrs["request"], trial.number) for trial in self._trials() if trial.state is TrialState.RUNNING
+        ]
         found += [(start["request"], None) for start in _side_starts(self._study) if start["state"] == "running"]
         return tuple(
             Pending(request, read_result(self.directory / request.label), number)
@@ -398,7 +403,7 @@ def _shown(record: TrialRecord) -> dict[str, Any]:
     if record.failure:
         flat["failure"] = f"{record.failure.kind}: {record.failure.detail}"[:500]
     if record.metrics:
-        flat |= dict(record.metrics.values)
+        flat |= {name: value for name, value in record.metrics.values.items() if name in SHOWN_METRICS}
     return flat
 
 

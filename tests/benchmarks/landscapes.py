@@ -240,9 +240,9 @@ def _random_landscape(rng: np.random.Generator, name: str) -> Landscape | None:
     )
     value = sum(effects[j][grid[:, j]] for j in range(len(sizes)))
     for _ in range(4):  # pairs that do not add up
-        j, l = rng.choice(len(sizes), 2, replace=False)
-        table = rng.normal(0, 0.02, (sizes[j], sizes[l]))
-        value = value + table[grid[:, j], grid[:, l]]
+        one, two = rng.choice(len(sizes), 2, replace=False)
+        table = rng.normal(0, 0.02, (sizes[one], sizes[two]))
+        value = value + table[grid[:, one], grid[:, two]]
     load = (
         rng.uniform(0.5, 1.0) * grid[:, 1] / 6
         + rng.uniform(0.3, 0.9) * grid[:, 2] / 5
@@ -252,8 +252,8 @@ def _random_landscape(rng: np.random.Generator, name: str) -> Landscape | None:
     )
     crash = load > np.quantile(load, 0.70)
     for _ in range(2):  # illegal pairs of two settings
-        j, l = rng.choice([0, 5, 6, 7, 8], 2, replace=False)
-        crash |= (grid[:, j] == rng.integers(1, sizes[j])) & (grid[:, l] == rng.integers(1, sizes[l]))
+        one, two = rng.choice([0, 5, 6, 7, 8], 2, replace=False)
+        crash |= (grid[:, one] == rng.integers(1, sizes[one])) & (grid[:, two] == rng.integers(1, sizes[two]))
     strain = (
         rng.uniform(0.5, 1.5) * np.maximum(0, grid[:, 5] - 5) / 5
         + rng.uniform(0.2, 1.0) * grid[:, 1] / 6
