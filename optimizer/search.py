@@ -71,7 +71,8 @@ def search(
     """Search to the end, from wherever ``study`` stands, and keep the answer in it.
 
     Our own model proposes where ``setup.sampler`` is ``auto``, else the study's sampler of that name. Whatever ``evaluate``
-    raises (an interruption) leaves the study resumable. Raises ``UsageError`` when the workload itself is at fault, ``EnvironmentLacks`` when the machine is.
+    raises (an interruption) leaves the study resumable. Raises ``UsageError`` when the workload itself is at fault,
+    ``EnvironmentLacks`` when the machine is.
     """
     return _Loop(setup, study, evaluate, listener).run()
 
@@ -281,7 +282,8 @@ class _Loop:
         last = self.history[-INFRASTRUCTURE_IN_A_ROW:]
         if len(last) == INFRASTRUCTURE_IN_A_ROW and not any(judged.charged for judged in last):
             raise EnvironmentLacks(
-                f"{INFRASTRUCTURE_IN_A_ROW} engine starts in a row failed for no fault of theirs: {failure.kind}: {failure.detail}",
+                f"{INFRASTRUCTURE_IN_A_ROW} engine starts in a row failed for no fault of theirs: "
+                f"{failure.kind}: {failure.detail}",
                 hint=f"see vopt doctor, then: vopt resume {self.study.name}",
             )
 

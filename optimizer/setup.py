@@ -18,7 +18,8 @@ REPAIRS = 3  # tries to bring a baseline up that fails for its own fault
 class Budget:
     """``trials`` are the engine starts of search and screening, baseline included; confirmation, soak, repairs and retries
     come on top. ``time_s`` bounds the whole search (``None``: no bound); ``soak_s`` 0 means none; ``patience`` is the number
-    of trials without a gain above the noise after which the search ends (``None``: three fifths of the searched trials, at least eight)."""
+    of trials without a gain above the noise after which the search ends (``None``: three fifths of the searched trials, at
+    least eight)."""
 
     trials: int = 16
     rounds: int = 3
