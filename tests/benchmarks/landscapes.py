@@ -5,6 +5,7 @@ Nothing here was measured on an engine; what the families imitate is said at eac
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -106,7 +107,8 @@ class Landscape:
         """An ``evaluate`` with start noise and a binomial success rate; the draw depends on seed, label and config alone."""
 
         def evaluate(request: TrialRequest) -> TrialRecord:
-            key = int.from_bytes(f"{request.label}|{request.config.digest}|{request.attempt}".encode(), "little") % (2**63)
+            name = f"{request.label}|{request.config.digest}|{request.attempt}"
+            key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
             rng = np.random.default_rng([seed, key])
             start_noise = noise(rng) if noise is not None else float(rng.normal(0, self.noise))
             return record(self, request, rng, start_noise)
