@@ -108,15 +108,6 @@ def vllm_version(python: str) -> str | None:
     return done.stdout.strip() or None
 
 
-def has_torch() -> bool:
-    """Whether this interpreter could import torch (it is not imported)."""
-    try:
-        importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 def host_facts() -> dict[str, Any]:
     """What is stored of the host with each study; nothing here names the machine or its user."""
     return {

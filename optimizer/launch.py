@@ -10,7 +10,7 @@ from typing import Any
 from vopt.objectives.goals import Goal
 from vopt.objectives.metrics import Direction
 from vopt.optimizer.command import split_environment
-from vopt.optimizer.environment import fetch_weights, first_difference, has_torch
+from vopt.optimizer.environment import fetch_weights, first_difference
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.evaluate import Bench, Evaluator
 from vopt.optimizer.events import Listener, Note
@@ -20,7 +20,6 @@ from vopt.optimizer.judge import judge
 from vopt.optimizer.measurement import Measurement, natural_ends
 from vopt.optimizer.options import ResumeOptions, SearchOptions
 from vopt.optimizer.prepare import conditions_of, find_asked, find_goals, find_load, setup_of, with_typed
-from vopt.optimizer.report.plan import plan_text
 from vopt.optimizer.report.raw import read_records
 from vopt.optimizer.samplers import KINDS
 from vopt.optimizer.schedule import plan
@@ -59,8 +58,6 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
     sampler = options.sampler
     if sampler not in KINDS:
         raise UsageError(f"--sampler {sampler}: there are {', '.join(KINDS)}")
-    if sampler == "auto":
-        sampler = "tpe" if subject.machine.simulated or not has_torch() else "gp"
     setup = search_setup(options, subject, goals, space, sampler, asked)
     if options.seed_from is not None:
         earlier = read_study(options.storage, options.seed_from, data_dir=options.data_dir)

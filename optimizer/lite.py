@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from vopt.optimizer.judge import Judged
-from vopt.optimizer.moves import Model, Observation, positions
+from vopt.optimizer.moves import Model, Observation, point_at, positions
 from vopt.optimizer.setup import SearchSetup
 from vopt.optimizer.trial import EngineConfig
 
-LEAST_LOSS = 0.01  # log units: what lite may lose, or a quarter of the gain if that is more
-GAIN_SHARE = 0.25
+NOISE = 0.01
+"""What all dropped overrides together may be expected to cost, log units: the noise of an engine start. Lite may be
+recommended at a larger loss, but is not built to lose more."""
 
 
 def lite_config(
@@ -19,7 +20,7 @@ def lite_config(
     """The lite arm; ``None`` when nothing can be dropped or nothing would be left of the finalist.
 
     First go overrides whose resolved value equals the baseline's. Then, one at a time, the override whose loss the model
-    expects to be least, while the losses together stay within the allowance.
+    expects to be least, while the losses together stay within the noise.
     """
     lite = _without_resolved_defaults(finalist, baseline, searched)
     lite = _without_noise(setup, lite, baseline, searched)
@@ -53,8 +54,6 @@ def _without_noise(
     if model.value is None:
         return finalist
     top, bottom = positions(setup.space, here), positions(setup.space, home)
-    gain, _ = model.value.difference(top, bottom)
-    allowance = max(LEAST_LOSS, GAIN_SHARE * gain)
     current = top.copy()
     while True:
         options = []
@@ -64,15 +63,9 @@ def _without_noise(
                 row[j] = bottom[j]
                 loss, _ = model.value.difference(top, row)
                 options.append((loss, j, row))
-        options = [option for option in options if option[0] <= allowance and _runs(setup, option[2])]
+        options = [
+            option for option in options if option[0] <= NOISE and not setup.space.violations(point_at(setup.space, option[2]))
+        ]
         if not options:
-            return setup.config(_point(setup, current))
+            return setup.config(point_at(setup.space, current))
         current = min(options, key=lambda option: option[:2])[2]
-
-
-def _point(setup: SearchSetup, where: Iterable[int]) -> dict[str, object]:
-    return {parameter.name: parameter.values[int(i)] for parameter, i in zip(setup.space.parameters, where, strict=True)}
-
-
-def _runs(setup: SearchSetup, where: Iterable[int]) -> bool:
-    return not setup.space.violations(_point(setup, where))

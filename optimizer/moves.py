@@ -11,9 +11,12 @@ from scipy.special import log_ndtr, ndtr
 from vopt.optimizer.surrogate import FEASIBILITY, VALUE, Floats, Ints, Surrogate, correlation, fit
 from vopt.search_spaces.space import Point, SearchSpace
 
-_HOPE = 0.6  # prior mean of feasibility, coded +1 / -1: an untried configuration near the default mostly runs
-_STARTS = 6  # local searches start from this many of the best known points
-_RANDOM = 400  # random points in the candidate pool
+_HOPE, _COST = 1.0, 0.3  # prior mean of feasibility, coded +1 / -1: of the defaults, and what each changed argument takes off
+RADIUS = 3  # arguments that a proposal changes at once
+_STARTS = 3  # of the best known points, from which proposals depart
+_BEAM = 12
+_RANDOM = 2000
+_WHOLE = 20_000  # spaces up to this size are looked at whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +47,18 @@ class Model:
             centre = float(np.median(self.merits[valued & self.feasible])) if (valued & self.feasible).any() else None
             self.value = fit(tables, self.points[valued], self.merits[valued], VALUE, mean=centre, weights=noise[valued])
         codes = np.array([seen.feasibility for seen in observations])
-        self.runs = fit(tables, self.points, codes, FEASIBILITY, mean=_HOPE)
+        self.home = positions(space, space.default_point())
+        self.runs = fit(tables, self.points, codes - self.hope(self.points), FEASIBILITY, mean=0.0)
+
+    def hope(self, points: Ints) -> Floats:
+        """Prior mean of feasibility: the defaults run, and each argument that is changed may be the one too many."""
+        hope: Floats = _HOPE - _COST * (points != self.home).sum(axis=1).astype(np.float64)
+        return hope
 
     def chance(self, points: Ints) -> Floats:
         """Chance that each point runs within the limits, shape (n,)."""
         mean, deviation = self.runs.predict(points)
-        return np.asarray(ndtr(mean / np.sqrt(deviation**2 + self.runs.noise + 0.05)))
+        return np.asarray(ndtr((mean + self.hope(points)) / np.sqrt(deviation**2 + self.runs.noise + 0.05)))
 
     def level(self) -> float | None:
         """The best expected merit among feasible measured points."""
@@ -110,38 +119,38 @@ def propose(
 ) -> dict[str, object] | None:
     """The most promising point that ``allowed`` lets pass (unseen, breaking no rule); ``None`` when there is none.
 
-    Small spaces are searched whole; in large ones local searches start from the best known points and from random ones.
+    Proposals stay within ``RADIUS`` changed arguments of a configuration that ran: a start that changes everything at once
+    mostly crashes, and says little about which change did it. When nothing near is left, the whole space is looked at.
     """
     model = Model(space, observations)
-    rng = np.random.default_rng(seed)
-    if space.size <= 6000:
+    near = _around(model, _best_known(model))
+    found = _first_allowed(space, model, near, allowed)
+    if found is not None:
+        return found
+    if space.size <= _WHOLE:
         grid = np.stack(np.unravel_index(np.arange(space.size), tuple(model.sizes)), axis=1).astype(np.int64)
         return _first_allowed(space, model, grid, allowed)
+    rng = np.random.default_rng(seed)
     randoms = np.stack([rng.integers(0, size, _RANDOM) for size in model.sizes], axis=1).astype(np.int64)
-    pool = [randoms, *(neighbours(where, model.sizes) for where in _best_known(model))]
-    candidates = np.unique(np.concatenate(pool), axis=0)
-    order = np.argsort(-model.worth(candidates), kind="stable")
-    peaks = [_climb(model, candidates[i]) for i in order[:_STARTS]]
-    around = [neighbours(peak, model.sizes) for peak in peaks]
-    return _first_allowed(space, model, np.unique(np.concatenate([candidates, np.array(peaks), *around]), axis=0), allowed)
+    return _first_allowed(space, model, randoms, allowed)
 
 
 def _best_known(model: Model) -> list[Ints]:
-    ranked = np.where(model.feasible, model.merits, -np.inf)
-    return [model.points[i] for i in np.argsort(-ranked, kind="stable")[:_STARTS]]
+    """The best measured feasible points, and the default where nothing was feasible."""
+    ranked = [i for i in np.argsort(-np.where(model.feasible, model.merits, -np.inf), kind="stable") if model.feasible[i]]
+    return [model.points[i] for i in ranked[:_STARTS]] or [model.points[0]]
 
 
-def _climb(model: Model, where: Ints) -> Ints:
-    """Steepest ascent of the worth, one argument at a time."""
-    here, height = where, float(model.worth(where[None])[0])
-    for _ in range(3 * len(model.sizes)):
-        around = neighbours(here, model.sizes)
-        worth = model.worth(around)
-        best = int(np.argmax(worth))
-        if worth[best] <= height:
-            return here
-        here, height = around[best], float(worth[best])
-    return here
+def _around(model: Model, centres: Sequence[Ints]) -> Ints:
+    """Points up to ``RADIUS`` changes from any centre: at each distance only the ``_BEAM`` most promising are extended."""
+    found = []
+    for centre in centres:
+        frontier = centre[None]
+        for _ in range(RADIUS):
+            ring = np.unique(np.concatenate([neighbours(where, model.sizes) for where in frontier]), axis=0)
+            found.append(ring)
+            frontier = ring[np.argsort(-model.worth(ring), kind="stable")[:_BEAM]]
+    return np.unique(np.concatenate(found), axis=0)
 
 
 def _first_allowed(

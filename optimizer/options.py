@@ -208,7 +208,7 @@ class SearchOptions(SpaceOptions):
     seed_from: Annotated[
         str | None, _option("Start with the best few of an earlier study.", BUDGET, "--seed-from", metavar="STUDY")
     ] = None
-    sampler: Annotated[str, _option("auto, gp, tpe or random.", MACHINERY, "--sampler")] = "auto"
+    sampler: Annotated[str, _option("auto (our own model), gp, tpe or random (Optuna's).", MACHINERY, "--sampler")] = "auto"
     engine: EngineKind = "vllm"
     storage: Storage = "sqlite:///studies.db"
     study: Annotated[str | None, _option("Name of the study. Default: <model>-<goal>-<n>.", MACHINERY, "--study")] = None

@@ -395,11 +395,14 @@ def arms(progress: Progress) -> Arms | None:
 
 
 def _arms(progress: Progress) -> Arms | None:
+    failed: list[EngineConfig] = []
     for attempt, finalist in enumerate(finalists(progress)[:_CONFIRMATION_TRIES], start=1):
-        tried = Arms(finalist, lite_config(progress.effective, finalist, progress.baseline_config, progress.searched), attempt)
-        starts = [progress.labelled(tried.label(n, Arm.FINALIST)) for n in range(1, max(1, progress.setup.budget.rounds) + 1)]
+        lite = lite_config(progress.effective, finalist, progress.baseline_config, progress.searched)
+        tried = Arms(finalist, None if lite in failed else lite, attempt)
+        starts = [progress.labelled(tried.label(n, Arm.FINALIST)) for n in range(1, progress.setup.budget.rounds + 1)]
         if not any(start is not None and start.record.failure is not None for start in starts):
             return tried
+        failed.append(finalist)
     return None
 
 

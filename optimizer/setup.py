@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from vopt.objectives.goals import Goal
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.space import Point, SearchSpace
 
+_NO_OVERRIDES = EngineConfig()
 REPAIRS = 3  # tries to bring a baseline up that fails for its own fault
 
 
@@ -80,8 +81,8 @@ class SearchSetup:
     goal: Goal
     space: SearchSpace
     budget: Budget = Budget()
-    baseline: EngineConfig = field(default_factory=EngineConfig)
-    fixed: EngineConfig = field(default_factory=EngineConfig)
+    baseline: EngineConfig = _NO_OVERRIDES
+    fixed: EngineConfig = _NO_OVERRIDES
     pinned: tuple[Pinned, ...] = ()
     sampler: str = "auto"
     seed: int = 0

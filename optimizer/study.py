@@ -33,6 +33,8 @@ from vopt.search_spaces.space import Point, SearchSpace
 
 MOST_RECORD_BYTES = 60_000  # a MySQL TEXT column holds 64 KiB
 RESULT = "result.json"
+SHOWN_METRICS = ("tokens_per_s", "requests_per_s", "mean_e2e_s", "p95_ttft_s", "p95_tpot_s", "success_rate", "kv_peak")
+"""Metrics that are attributes of their own, for sorting in a dashboard; each costs a transaction. All are in ``record``."""
 _T = TypeVar("_T")
 
 
@@ -205,8 +207,9 @@ class Study:
 
     def pending(self) -> tuple[Pending, ...]:
         """Starts that a killed search left: with their result where it reached the disk."""
-        running = (trial for trial in self._trials() if trial.state is TrialState.RUNNING)
-        found: list[tuple[Any, int | None]] = [(trial.user_attrs["request"], trial.number) for trial in running]
+        found: list[tuple[Any, int | None]] = [
+            (trial.user_attrs["request"], trial.number) for trial in self._trials() if trial.state is TrialState.RUNNING
+        ]
         found += [(start["request"], None) for start in _side_starts(self._study) if start["state"] == "running"]
         return tuple(
             Pending(request, read_result(self.directory / request.label), number)
@@ -394,16 +397,13 @@ def _request(data: Mapping[str, Any]) -> TrialRequest:
     )
 
 
-_SHOWN = ("tokens_per_s", "mean_e2e_s", "p95_ttft_s", "p95_tpot_s", "success_rate")
-
-
 def _shown(record: TrialRecord) -> dict[str, Any]:
     """What people sort by in a dashboard: a few flat figures beside the record (each attribute is a transaction)."""
     flat: dict[str, Any] = {"status": str(record.status) if record.status else "failed"}
     if record.failure:
         flat["failure"] = f"{record.failure.kind}: {record.failure.detail}"[:500]
     if record.metrics:
-        flat |= {name: value for name, value in record.metrics.values.items() if name in _SHOWN}
+        flat |= {name: value for name, value in record.metrics.values.items() if name in SHOWN_METRICS}
     return flat
 
 

@@ -7,8 +7,8 @@ its correlation over its domain (Matern 3/2 over positions where ordered, equal-
     K = c + sum_j a[j] k[j] + rho / (s (d - 1)) * sum_{j<l} a[j] a[l] k[j] k[l]
 
 an additive kernel of order two (Duvenaud, Nickisch, Rasmussen: Additive Gaussian Processes, NIPS 2011). With *s* the
-prior's variance of one argument, *rho* is how much of an argument's effect depends on the others. The variances are set by
-maximum a posteriori under log-normal priors, so that with few measurements the prior decides.
+prior's variance of one argument, *rho* is how much of an argument's effect depends on the others. The variances are
+set by maximum a posteriori under log-normal priors, so that with few measurements the prior decides.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ Nothing here was measured on an engine; what the families imitate is said at eac
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -106,7 +107,8 @@ class Landscape:
         """An ``evaluate`` with start noise and a binomial success rate; the draw depends on seed, label and config alone."""
 
         def evaluate(request: TrialRequest) -> TrialRecord:
-            key = int.from_bytes(f"{request.label}|{request.config.digest}|{request.attempt}".encode(), "little") % (2**63)
+            name = f"{request.label}|{request.config.digest}|{request.attempt}"
+            key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
             rng = np.random.default_rng([seed, key])
             start_noise = noise(rng) if noise is not None else float(rng.normal(0, self.noise))
             return record(self, request, rng, start_noise)
@@ -240,9 +242,9 @@ def _random_landscape(rng: np.random.Generator, name: str) -> Landscape | None:
     )
     value = sum(effects[j][grid[:, j]] for j in range(len(sizes)))
     for _ in range(4):  # pairs that do not add up
-        j, other = rng.choice(len(sizes), 2, replace=False)
-        table = rng.normal(0, 0.02, (sizes[j], sizes[other]))
-        value = value + table[grid[:, j], grid[:, other]]
+        one, two = rng.choice(len(sizes), 2, replace=False)
+        table = rng.normal(0, 0.02, (sizes[one], sizes[two]))
+        value = value + table[grid[:, one], grid[:, two]]
     load = (
         rng.uniform(0.5, 1.0) * grid[:, 1] / 6
         + rng.uniform(0.3, 0.9) * grid[:, 2] / 5
@@ -252,8 +254,8 @@ def _random_landscape(rng: np.random.Generator, name: str) -> Landscape | None:
     )
     crash = load > np.quantile(load, 0.70)
     for _ in range(2):  # illegal pairs of two settings
-        j, other = rng.choice([0, 5, 6, 7, 8], 2, replace=False)
-        crash |= (grid[:, j] == rng.integers(1, sizes[j])) & (grid[:, other] == rng.integers(1, sizes[other]))
+        one, two = rng.choice([0, 5, 6, 7, 8], 2, replace=False)
+        crash |= (grid[:, one] == rng.integers(1, sizes[one])) & (grid[:, two] == rng.integers(1, sizes[two]))
     strain = (
         rng.uniform(0.5, 1.5) * np.maximum(0, grid[:, 5] - 5) / 5
         + rng.uniform(0.2, 1.0) * grid[:, 1] / 6
