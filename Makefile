@@ -14,7 +14,7 @@ search: $(VENV)/installed
 ## The same job on the real vLLM for the CPU, with a tiny model built here; a few minutes.
 search-cpu: $(VENV)/installed-test $(TINY)/config.json
 	$(BIN)/vopt search --goal throughput --model $(TINY) --set load_format=dummy --set enforce_eager=true \
-	  --set max_model_len=2048 --vary max_num_seqs=16,64,256 --vary max_num_batched_tokens=512,2048,8192 \
+	  --set max_model_len=4096 --set gpu_memory_utilization=0.2 --vary max_num_seqs=16,64,256 --vary max_num_batched_tokens=512,2048,8192 \
 	  --concurrency 64 --trials 6 --window 5 --soak 10s --rounds 3
 
 $(TINY)/config.json: | $(VENV)/installed-test

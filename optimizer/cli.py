@@ -40,6 +40,7 @@ app = typer.Typer(name="vopt", no_args_is_help=True, add_completion=False, prett
 
 def main() -> None:
     """The ``vopt`` command."""
+    os.umask(0o077)  # logs and records are the user's alone
     app(prog_name="vopt")
 
 

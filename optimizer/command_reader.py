@@ -66,6 +66,7 @@ def _split(text: str) -> list[str]:
         raise UsageError(
             f"the command is not valid shell text: {error}", hint="put quotes around JSON values: '{...}'"
         ) from error
+    _refuse_operators(text)
     return words
 
 

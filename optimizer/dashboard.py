@@ -13,6 +13,7 @@ import json
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from socketserver import ThreadingMixIn
@@ -24,6 +25,7 @@ from optuna.artifacts.exceptions import ArtifactNotFound
 from optuna.storages import RDBStorage
 from optuna.trial import Trial
 from optuna_dashboard import save_note, save_plotly_graph_object, wsgi
+from sqlalchemy import event
 
 from vopt.optimizer.dashboard_guard import Guard, Start, WsgiApp
 from vopt.optimizer.dashboard_storage import ServedStorage, copy_storage, source_path, stamp
@@ -77,6 +79,10 @@ class EvidenceStore:
 def decorate(study: optuna.Study, record: StudyRecord, store: EvidenceStore, secrets: Sequence[str] = ()) -> None:
     """Write notes, figures and the names of logs into a study. Call it on a copy: the user's own study stays as it is."""
     view = StudyView.of(record, secrets)
+    if len(study.directions) == 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Optuna calls it experimental; without it the axis says "Objective 0"
+            study.set_metric_names([view.metric])
     save_note(study, study_note(view))
     starts = {trial.label: trial for trial in view.trials}
     for frozen in study.get_trials(deepcopy=False):
@@ -152,7 +158,7 @@ class Copies:
         self.close()
         (self._folder / f"copy-{self._number - 1}.db").unlink(missing_ok=True)
         self._path, self._store, self._decorated = path, EvidenceStore(self._secrets), set()
-        storage = ServedStorage(path)
+        storage = ServedStorage(path, self._secrets)
         self._served = [storage]
         self._app = wsgi(storage, artifact_store=self._store)
         self._stamp, self._made_at = seen, time.monotonic()
@@ -160,7 +166,10 @@ class Copies:
     def _decorate(self, number: int) -> None:
         self._decorated.add(number)
         url = f"sqlite:///{self._path}"
+        # A copy can be made again at any time: it need not survive a power cut.
         writable = RDBStorage(url, skip_compatibility_check=True, skip_table_creation=True)
+        event.listen(writable.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF"))
+        writable.engine.dispose()  # connections made before the listener
         try:
             try:
                 name = writable.get_study_name_from_id(number)
@@ -239,6 +248,8 @@ def serve(
 
     path = source_path(url)
     beside = data_dir or (path.parent if path is not None else None)
+    # Said by the dashboard's own importance plot at every look at a short study.
+    warnings.filterwarnings("ignore", message="Some regimes for parameter")
     server = DashboardServer(url, lambda copy: list_studies(copy, data_dir=beside), port=port, secrets=secrets)
     ready(server.url)
     try:

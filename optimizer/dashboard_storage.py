@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -12,21 +12,26 @@ from urllib.parse import quote
 import optuna
 from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
+from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from vopt.optimizer.errors import EnvironmentLacks
+from vopt.optimizer.report.redaction import clean
 
 LEGACY_CONSTRAINTS = "constraints"
 _CONSTRAINT = "constraints:"
+_RECORDS = frozenset({"record", "request", "setup", "recommendation"})
+_STARTS = "start:"
 
 
 class ServedStorage(RDBStorage):
     """Optuna's storage on a file that nobody may write to, with the answers that optuna-dashboard 0.21.0 needs: every trial's
     constraints under the key it reads, and the best *feasible* trial as the best one."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, secrets: Sequence[str] = ()) -> None:
+        self._secrets = secrets
         super().__init__(
             f"sqlite:///file:{quote(str(path))}?mode=ro&uri=true",
             engine_kwargs={"connect_args": {"timeout": 30, "check_same_thread": False}},
@@ -35,12 +40,22 @@ class ServedStorage(RDBStorage):
         )
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        return with_constraints(super().get_trial(trial_id))
+        return self._served(super().get_trial(trial_id))
+
+    def get_all_studies(self) -> list[FrozenStudy]:
+        studies = super().get_all_studies()
+        for study in studies:
+            study.user_attrs = shown_attributes(study.user_attrs, self._secrets)
+        return studies
+
+    def _served(self, trial: FrozenTrial) -> FrozenTrial:
+        trial._user_attrs = shown_attributes(trial.user_attrs, self._secrets)
+        return with_constraints(trial)
 
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        return [with_constraints(trial) for trial in super().get_all_trials(study_id, deepcopy=deepcopy, states=states)]
+        return [self._served(trial) for trial in super().get_all_trials(study_id, deepcopy=deepcopy, states=states)]
 
     def get_best_trial(self, study_id: int) -> FrozenTrial:
         """The best feasible trial. Without one, whatever Optuna calls the best: optuna-dashboard asks before it looks at
@@ -52,7 +67,7 @@ class ServedStorage(RDBStorage):
             if trial.value is not None and feasible(trial.system_attrs[LEGACY_CONSTRAINTS])
         ]
         if not complete:
-            return with_constraints(super().get_best_trial(study_id))
+            return super().get_best_trial(study_id)
         sign = 1 if direction is StudyDirection.MAXIMIZE else -1
         return max(complete, key=lambda trial: sign * (trial.value or 0.0))
 
@@ -63,6 +78,12 @@ def with_constraints(trial: FrozenTrial) -> FrozenTrial:
     values = [value for key, value in sorted(attributes.items()) if key.startswith(_CONSTRAINT)]
     trial._system_attrs = {**attributes, LEGACY_CONSTRAINTS: values or list(attributes.get(LEGACY_CONSTRAINTS, ()))}
     return trial
+
+
+def shown_attributes(attributes: Mapping[str, Any], secrets: Sequence[str] = ()) -> dict[str, Any]:
+    """User attributes without the records that only programs read, and without secrets."""
+    kept = {key: value for key, value in attributes.items() if key not in _RECORDS and not key.startswith(_STARTS)}
+    return {key: clean(value, secrets, key) for key, value in kept.items()}
 
 
 def feasible(constraints: Sequence[float]) -> bool:

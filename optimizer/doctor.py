@@ -100,9 +100,7 @@ def interpreter_rows(interpreter: Interpreter) -> list[Row]:
     release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if not OLDEST <= release <= NEWEST:
         rows.append(
-            Row(
-                "vLLM", State.NOTE, f"{version} was never tried with vopt (0.20 to 0.33 were)", "pip install 'vllm>=0.20,<0.34'"
-            )
+            Row("vLLM", State.NOTE, f"{version} is outside 0.20 to 0.33, which vopt knows", "pip install 'vllm>=0.20,<0.34'")
         )
     if interpreter.cpu_build:
         rows += cpu_build_rows(interpreter, packages)
@@ -121,9 +119,7 @@ def cpu_build_rows(interpreter: Interpreter, packages: dict[str, str]) -> list[R
             text = f"{name} {packages[name]} is a CUDA build beside a CPU torch: it breaks the import of transformers"
             rows.append(Row("vLLM", State.FAULT, text, repair))
     if "vllm" not in packages:
-        text = (
-            "the CPU build has no distribution called vllm: the command vllm cannot find its version, so nothing can be served"
-        )
+        text = "the CPU build has no distribution called vllm: the command vllm cannot find its version and serves nothing"
         rows.append(Row("vLLM", State.FAULT, text, repair))
     return rows
 

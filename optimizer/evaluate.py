@@ -147,6 +147,7 @@ class Evaluator:
             write_records(
                 spec.directory / "records.jsonl.gz", load, most_chunks=SIMULATED_CHUNKS if self.bench.simulated else None
             )
+            _drop_last_raw(spec.directory)
             metrics = compute_metrics(load, slos=self.bench.slos)
         environment = dict(self.bench.conditions())
         if self.measurement is not None:
@@ -223,6 +224,13 @@ def _acceptance_rate(load: LoadResult | None) -> float | None:
     if not drafted or not drafted[-1].draft_tokens:
         return None
     return (drafted[-1].accepted_tokens or 0) / drafted[-1].draft_tokens
+
+
+def _drop_last_raw(directory: Path) -> None:
+    """Remove the trial process's own copy of the deciding load, which now stands in ``records.jsonl.gz``; probes stay."""
+    raw = sorted(directory.glob("records-*.jsonl.gz"), key=lambda path: int(path.name.split("-")[1].split(".")[0]))
+    for path in raw[-1:]:
+        path.unlink()
 
 
 def write_records(path: Path, load: LoadResult, most_chunks: int | None = None) -> None:

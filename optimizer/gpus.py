@@ -52,7 +52,7 @@ def inventory() -> tuple[Gpu, ...]:
     with _nvml() as nvml:
         if nvml is None:
             return ()
-        driver = _ask(nvml.nvmlSystemGetDriverVersion) or ""
+        driver = _ask(nvml, "nvmlSystemGetDriverVersion") or ""
         return tuple(
             gpu for index in range(nvml.nvmlDeviceGetCount()) if (gpu := _read(nvml, index, _text(driver))) is not None
         )
@@ -104,6 +104,18 @@ def busy(chosen: Iterable[str]) -> tuple[Gpu, ...]:
     return tuple(gpu for gpu in inventory() if gpu.uuid not in own and gpu.holders)
 
 
+def lost(before: Iterable[Gpu]) -> str | None:
+    """What became of GPUs that were there before: gone from the bus, or new uncorrected memory errors; ``None``: all well."""
+    now = {gpu.uuid: gpu for gpu in inventory()}
+    for gpu in before:
+        after = now.get(gpu.uuid)
+        if after is None:
+            return f"GPU {gpu.index} ({gpu.uuid}) is gone"
+        if (after.ecc_errors or 0) > (gpu.ecc_errors or 0):
+            return f"GPU {gpu.index} has {after.ecc_errors} uncorrected memory errors, {gpu.ecc_errors or 0} before"
+    return None
+
+
 def wait_until_idle(idle: dict[str, int], *, patience_s: float = 60.0, poll_s: float = 0.25) -> tuple[str, ...]:
     """Wait until the GPUs are back to ``idle`` bytes used, within 1 % of their memory; names of what still holds memory."""
     until = time.monotonic() + patience_s
@@ -137,10 +149,10 @@ def _nvml() -> Iterator[Any]:
             pynvml.nvmlShutdown()
 
 
-def _ask(question: Any, *arguments: Any) -> Any:
-    """The answer, or ``None`` where this GPU, driver or user cannot have it."""
+def _ask(nvml: Any, question: str, *arguments: Any) -> Any:
+    """The answer, or ``None`` where this GPU, driver, user or version of the library cannot have it."""
     try:
-        return question(*arguments)
+        return getattr(nvml, question)(*arguments)
     except Exception:  # noqa: BLE001 - NVML raises one class per error code, all meaning "not here"
         return None
 
@@ -150,25 +162,25 @@ def _text(value: Any) -> str:
 
 
 def _read(nvml: Any, index: int, driver: str) -> Gpu | None:
-    handle = _ask(nvml.nvmlDeviceGetHandleByIndex, index)
-    memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle) if handle is not None else None
+    handle = _ask(nvml, "nvmlDeviceGetHandleByIndex", index)
+    memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle) if handle is not None else None
     if memory is None:
         return None  # lost from the bus
-    capability = _ask(nvml.nvmlDeviceGetCudaComputeCapability, handle)
-    power_mw = _ask(nvml.nvmlDeviceGetPowerUsage, handle)
+    capability = _ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
+    power_mw = _ask(nvml, "nvmlDeviceGetPowerUsage", handle)
     return Gpu(
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
         index=index,
         name=_text(nvml.nvmlDeviceGetName(handle)),
         total_bytes=int(memory.total),
         used_bytes=int(memory.used),
-        holders=tuple(_holder(entry) for entry in _ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()),
+        holders=tuple(_holder(entry) for entry in _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()),
         capability=(int(capability[0]), int(capability[1])) if capability else None,
-        sm_clock_mhz=_ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-        temperature_c=_ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        sm_clock_mhz=_ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+        temperature_c=_ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
         power_w=power_mw / 1000 if power_mw is not None else None,
         ecc_errors=_ask(
-            nvml.nvmlDeviceGetTotalEccErrors, handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+            nvml, "nvmlDeviceGetTotalEccErrors", handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
         ),
         driver=driver,
     )

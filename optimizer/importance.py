@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.importance import PedAnovaImportanceEvaluator
-from optuna.study import StudyDirection
+from optuna.storages import InMemoryStorage
 from optuna.trial import create_trial
 
 from vopt.optimizer.history import StudyRecord, TrialRecord
@@ -31,15 +33,27 @@ def importance(record: StudyRecord) -> dict[str, float]:
     columns = {name: column for name in names if (column := _column(rows, name)) is not None}
     if len(rows) < FEWEST_STARTS or not columns:
         return {}
-    storage = optuna.storages.InMemoryStorage()  # create_study() would announce itself in the log
-    storage.create_new_study([StudyDirection.MAXIMIZE if view.maximize else StudyDirection.MINIMIZE], record.name)
-    study = optuna.load_study(study_name=record.name, storage=storage)
+    with _silence():
+        study = optuna.create_study(storage=InMemoryStorage(), direction="maximize" if view.maximize else "minimize")
     for place, trial in enumerate(rows):
         params = {name: values[place] for name, (_, values) in columns.items()}
         spaces = {name: space for name, (space, _) in columns.items()}
         study.add_trial(create_trial(value=view.value(trial), params=params, distributions=spaces))
-    found = optuna.importance.get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # few starts to a regime: FEWEST_STARTS is our answer to that
+        found = optuna.importance.get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
     return {name: float(share) for name, share in found.items()}
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Optuna announces every study in its log; this one is nobody's study."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)
 
 
 def _column(rows: Sequence[TrialRecord], name: str) -> tuple[BaseDistribution, list[Any]] | None:

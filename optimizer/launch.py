@@ -9,21 +9,24 @@ from typing import Any
 
 from vopt.objectives.goals import Goal
 from vopt.objectives.metrics import Direction
+from vopt.optimizer.command import split_environment
 from vopt.optimizer.environment import fetch_weights, first_difference, has_torch
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.evaluate import Bench, Evaluator
 from vopt.optimizer.events import Listener, Note
-from vopt.optimizer.history import StudyRecord, TrialRecord, TrialRequest
+from vopt.optimizer.history import SAMPLED_STAGES, Stage, StudyRecord, TrialRecord, TrialRequest
 from vopt.optimizer.interruption import Interruption
+from vopt.optimizer.judge import judge
 from vopt.optimizer.measurement import Measurement, natural_ends
 from vopt.optimizer.options import ResumeOptions, SearchOptions
 from vopt.optimizer.prepare import conditions_of, find_asked, find_goals, find_load, setup_of, with_typed
 from vopt.optimizer.report.plan import plan_text
 from vopt.optimizer.report.raw import read_records
+from vopt.optimizer.samplers import KINDS
 from vopt.optimizer.schedule import plan
 from vopt.optimizer.search import search
 from vopt.optimizer.sessions import opener
-from vopt.optimizer.setup import SearchSetup
+from vopt.optimizer.setup import Pinned, SearchSetup
 from vopt.optimizer.space_of import find_space, search_setup
 from vopt.optimizer.study import Study, read_study, searching
 from vopt.optimizer.subject import Subject, find_subject
@@ -49,29 +52,35 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
         listener(Note(text))
 
     goals = find_goals(options)
-    subject = find_subject(options)
+    subject = find_subject(options, say)
     load = find_load(options, subject, say)
     asked = find_asked(options, goals[0])
     space = find_space(options, subject, load.workload, goals[0].name, asked.concurrency)
     sampler = options.sampler
+    if sampler not in KINDS:
+        raise UsageError(f"--sampler {sampler}: there are {', '.join(KINDS)}")
     if sampler == "auto":
         sampler = "tpe" if subject.machine.simulated or not has_torch() else "gp"
     setup = search_setup(options, subject, goals, space, sampler, asked)
+    if options.seed_from is not None:
+        earlier = read_study(options.storage, options.seed_from, data_dir=options.data_dir)
+        setup = replace(setup, pinned=(*setup.pinned, *best_of(earlier, setup, subject)))
     open_session = opener(options.engine, subject)
 
     def bench(study: Study, heard: Listener) -> Bench:
         def spec_for(request: TrialRequest) -> TrialSpec:
             attempt = f"-{request.attempt}" if request.attempt > 1 else ""
+            arguments, variables = split_environment(subject.fixed | request.config)
             return TrialSpec(
                 label=request.label,
                 model=str(subject.model.directory or subject.model.name),
-                arguments=subject.fixed | request.config,
+                arguments=arguments,
                 directory=study.directory / f"{request.label}{attempt}",
                 python=subject.python,
                 served_model_name=subject.model.name,
                 front_end=subject.front_end,
                 revision=subject.model.revision,
-                environment=subject.environment,
+                environment={**subject.environment, **variables},
                 gpus=subject.machine.uuids,
                 deadlines=Deadlines(load_s=asked.deadline_s + options.soak),
                 seed=options.seed,
@@ -102,6 +111,32 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
 def dry_run(options: SearchOptions, listener: Listener) -> str:
     """The plan of a search that is not started, as text."""
     return plan_text(plan(prepare(options, listener).setup))
+
+
+def best_of(earlier: StudyRecord, setup: SearchSetup, subject: Subject) -> tuple[Pinned, ...]:
+    """The best few configurations of an earlier study, to be measured again.
+
+    Raises:
+        UsageError: it was about another model, GPU, vLLM or goal, so its best say nothing here.
+    """
+    here = {"model": subject.model.name, "gpus": list(subject.machine.names), "vllm_version": subject.schema.version}
+    there = {name: earlier.setup.get(name) for name in here}
+    here["goal"], there["goal"] = setup.goal.name, (earlier.setup.get("goal") or {}).get("name")
+    for name, value in here.items():
+        if there[name] != value:
+            raise UsageError(
+                f"--seed-from {earlier.name}: it was measured with {name} = {there[name]!r}, this search has {value!r}",
+                hint="leave --seed-from out",
+            )
+    baseline = next((trial.metrics for trial in earlier.trials if trial.stage is Stage.SEARCH), None)
+    judged = [judge(trial, setup.goal, baseline) for trial in earlier.trials if trial.stage in SAMPLED_STAGES]
+    ranked = sorted((one for one in judged if one.may_win and one.merit is not None), key=lambda one: -(one.merit or 0.0))
+    configs = dict.fromkeys(one.record.config for one in ranked if one.record.config != setup.baseline)
+    return tuple(Pinned(config, f"among the best of {earlier.name}, measured again") for config in list(configs)[:SEEDED])
+
+
+SEEDED = 3
+"""How many configurations of an earlier study are measured again."""
 
 
 def launch(options: SearchOptions, listener: Listener) -> StudyRecord:

@@ -210,7 +210,6 @@ class SearchOptions(SpaceOptions):
     ] = None
     sampler: Annotated[str, _option("auto, gp, tpe or random.", MACHINERY, "--sampler")] = "auto"
     engine: EngineKind = "vllm"
-    executor: Annotated[str, _option("local or ray.", MACHINERY, "--executor")] = "local"
     storage: Storage = "sqlite:///studies.db"
     study: Annotated[str | None, _option("Name of the study. Default: <model>-<goal>-<n>.", MACHINERY, "--study")] = None
     data_dir: DataDir = None

@@ -77,9 +77,7 @@ def search(
 
 
 class _Loop:
-    def __init__(
-        self, setup: SearchSetup, study: StudyStore, evaluate: Evaluate, listener: Listener
-    ) -> None:
+    def __init__(self, setup: SearchSetup, study: StudyStore, evaluate: Evaluate, listener: Listener) -> None:
         self.setup, self.study, self.evaluate, self.listener = setup, study, evaluate, listener
         self.exhausted = False
         self.given_up: set[EngineConfig] = set()

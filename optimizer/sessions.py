@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+
 from vopt.optimizer.engine.base import Session
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.evaluate import OpenSession
@@ -17,23 +19,29 @@ def opener(kind: str, subject: Subject) -> OpenSession:
     Raises:
         UsageError: another kind, or ``simulated`` without a device to simulate.
     """
-    if subject.machine.simulated or kind == "simulated":
-        return _simulated(subject)
     if kind.startswith(("http://", "https://")):
         raise UsageError(
             "a search starts engines itself, so --engine URL fits vopt bench only", hint=f"vopt bench --url {kind}"
         )
     if kind not in KINDS:
         raise UsageError(f"--engine {kind}: there are {', '.join(KINDS)}, or a URL with vopt bench")
+    if subject.machine.simulated or kind == "simulated":
+        return _simulated(subject)
+
+    from vopt.optimizer.engine.spare import Spares
+
+    spares = Spares()
+    atexit.register(spares.close)  # earlier, a served start ends it
 
     def open_session(spec: TrialSpec, served: bool) -> Session:
         if served or kind == "server":
+            spares.close()
             from vopt.optimizer.engine.server import ServerSession
 
             return ServerSession(spec, argv=subject.argv(spec.arguments))
         from vopt.optimizer.engine.process import ProcessSession
 
-        return ProcessSession(spec)
+        return ProcessSession(spec, spares)
 
     return open_session
 

@@ -35,6 +35,7 @@ def sqlite_path(url: str) -> Path | None:
 
 def storage_for(url: str, *, create: bool, timeout_s: float = 60.0) -> BaseStorage:
     """Open a storage. With ``create`` ``False`` a missing database is an error and nothing is made or changed."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # its news of each study and trial would break the live display
     path = sqlite_path(url)
     arguments = {}
     if path is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from vopt.search_spaces.arguments import Arguments, stored_arguments, stored_ver
 from vopt.search_spaces.choices import parse_setting, split_settings
 from vopt.search_spaces.defaults import Gpu
 from vopt.search_spaces.model import ShapeError, shape_from_config
-from vopt.search_spaces.parse import SpaceFileError
+from vopt.search_spaces.parse import SpaceFileError, canonical
 from vopt.search_spaces.shape import ModelShape
 
 NEWEST = "0.33.0"
@@ -79,7 +79,7 @@ class Subject:
         return to_argv(self.model.name, self.fixed | config, self.front_end, self.schema)
 
 
-def find_subject(options: SpaceOptions | BenchOptions) -> Subject:
+def find_subject(options: SpaceOptions | BenchOptions, say: Callable[[str], None] = lambda _: None) -> Subject:
     """Everything above from what was typed, before any engine starts.
 
     Raises:
@@ -88,6 +88,8 @@ def find_subject(options: SpaceOptions | BenchOptions) -> Subject:
     """
     python = str(options.python) if options.python else sys.executable
     machine = find_machine(options.simulate, options.gpus, python)
+    if not machine.simulated:
+        say(f"asking the vLLM of {python} for its arguments and for its view of the model")
     schema = find_arguments(python, machine, options.vllm_version)
     command = _command(options, schema)
     name = _model_name(options.model, command)
@@ -230,6 +232,9 @@ def _model_name(given: str | None, command: LaunchCommand) -> str:
 
 def _set_arguments(texts: Sequence[str], schema: Arguments) -> tuple[EngineConfig, tuple[str, ...]]:
     """``--set`` as engine arguments and as front-end words; a name that this vLLM lacks is an error."""
+    for text in texts:
+        name, _, value = text.partition("=")
+        refuse_secret(canonical(name.strip()), value)
     try:
         engine_texts, front = split_settings(texts, schema)
         engine = dict(parse_setting(text, schema) for text in engine_texts)
@@ -237,6 +242,4 @@ def _set_arguments(texts: Sequence[str], schema: Arguments) -> tuple[EngineConfi
         raise SearchSpaceError(
             error.file, error.key, error.value, error.rule, hint="vopt space --check 'vllm serve …'"
         ) from None
-    for name, value in (*engine.items(), *front.items()):
-        refuse_secret(name, value)
     return EngineConfig(engine), tuple(word for name, value in front.items() for word in argument_words(name, value, schema))

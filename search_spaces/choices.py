@@ -111,6 +111,8 @@ def _vary(text: str, arguments: Arguments) -> tuple[str, tuple[Any, ...] | None]
     if not declared and head not in arguments.engine_names and not name.startswith("env:"):
         raise SpaceFileError("--vary", name, text, _unknown(name, arguments))
     if not separator:
+        if not declared:
+            _declared(name, None, arguments)  # says which values are wanted where vLLM names none
         return name, None
     values = _list(name, rest)
     if not values:
@@ -123,7 +125,7 @@ def _vary(text: str, arguments: Arguments) -> tuple[str, tuple[Any, ...] | None]
                 expand(str(value))
             except SpeculationError as error:
                 raise SpaceFileError("--vary", name, value, str(error)) from error
-        elif not declared and (reason := arguments.unlike(name, value)) is not None:
+        elif (reason := arguments.unlike(name, value)) is not None:
             raise SpaceFileError("--vary", name, value, reason)
     return name, values
 

@@ -164,7 +164,7 @@ def _hinted(point: Point, default: Point, hint: Mapping[str, Mapping[str, Any]],
 
 
 def _region(point: Point, default: Point, kind: str, detail: str) -> Lesson:
-    """Memory failures cover every hungrier point that is otherwise equal; other failures the point alone."""
+    """Memory failures cover every hungrier point with equal ``RELATED`` values; other failures the point alone."""
     hungry = {}
     if kind in MEMORY_KINDS:
         for name in HUNGRY:
@@ -173,6 +173,11 @@ def _region(point: Point, default: Point, kind: str, detail: str) -> Lesson:
             if (number := _number(point.get(name))) is not None and not helps:
                 hungry[name] = number
     rest = {name: value for name, value in point.items() if name not in hungry}
+    if kind in MEMORY_KINDS:
+        # Kernels and schedules move no memory to speak of; a draft only adds to it.
+        rest = {name: value for name, value in rest.items() if name in RELATED}
+        if rest.get("speculation") == "off":
+            del rest["speculation"]
     at_most = {}
     if kind in ("kv_too_small", "mamba_blocks") and (number := _number(point.get("gpu_memory_utilization"))) is not None:
         at_most["gpu_memory_utilization"] = number

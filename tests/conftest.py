@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,31 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests.support and tests.contra
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu", action="store_true", help="run the tests that need a CUDA GPU and vLLM")
+
+
+@pytest.fixture(autouse=True)
+def _fault_row(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> None:
+    """A test marked ``fault`` becomes a row of the fault suite's table."""
+    marker = request.node.get_closest_marker("fault")
+    if marker is not None:
+        case = request.node.name.partition("[")[2].rstrip("]")
+        record_property("fault", f"{marker.args[0]}{f' ({case[:60]})' if case else ''}")
+        record_property("engine", "vLLM on the CPU" if "vllm" in request.node.keywords else "without vLLM")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The fault suite prints its table."""
+    rows = [
+        (dict(report.user_properties), outcome, report.duration)
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.stats.get(outcome, ())
+        if report.when == "call"
+    ]
+    faults = sorted((facts["engine"], facts["fault"], outcome, took) for facts, outcome, took in rows if "fault" in facts)
+    if faults:
+        terminalreporter.section(f"fault suite: {len(faults)} faults")
+        for engine, fault, outcome, took in faults:
+            terminalreporter.write_line(f"{outcome:<7} {took:6.1f} s  {engine:<16} {fault}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,9 +1,10 @@
 """Child script: what the vLLM of *this* interpreter takes as arguments, and whether it accepts a configuration.
 
-Run by another process as ``python -c SOURCE schema`` or ``... ask`` (not as a file: its folder holds a module that is called
-``vllm`` as well); standard library and vllm only, so any interpreter that has vLLM can run it. ``schema`` prints one JSON document. ``ask`` answers JSON lines
-``{"model": M, "config": {...}}`` with ``{"ok": true, "resolved": {...}}`` or ``{"ok": false, "kind": K, "message": T}``,
-without an engine and without weights. vLLM logs to standard output, so the answers use a private copy of it.
+Run by another process as ``python -c SOURCE schema`` or ``... ask`` (not as a file: its folder holds a module that is
+called ``vllm`` as well); standard library and vllm only, so any interpreter that has vLLM can run it. ``schema`` prints one
+JSON document. ``ask`` answers JSON lines ``{"model": M, "config": {...}}`` with ``{"ok": true, "resolved": {...}}`` or
+``{"ok": false, "kind": K, "message": T}``, without an engine and without weights. vLLM logs to standard output, so the
+answers use a private copy of it.
 """
 
 import argparse

@@ -69,6 +69,10 @@ class Drain:
             self._pending = b""
         self._give_back()
 
+    def follow(self, log: Path) -> None:
+        """The log was renamed; the open file is the same."""
+        self._log = log
+
     def _read(self, end: int) -> None:
         while self._offset < end:
             data = os.pread(self._raw_fd, min(CHUNK_BYTES, end - self._offset), self._offset)

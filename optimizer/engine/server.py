@@ -18,8 +18,9 @@ from vopt.optimizer.engine.base import OnPhase, OnTick
 from vopt.optimizer.engine.failures import Ending, classify
 from vopt.optimizer.engine.interpreter import probe
 from vopt.optimizer.engine.kin import descendants
-from vopt.optimizer.engine.process import GRACE_S, SupervisedProcess, engine_environment, tail
+from vopt.optimizer.engine.process import engine_environment
 from vopt.optimizer.engine.startup_log import read_start_log
+from vopt.optimizer.engine.supervised import GRACE_S, SupervisedProcess, tail
 from vopt.optimizer.load.client import HttpEngine
 from vopt.optimizer.load.drive import drive
 from vopt.optimizer.load.plan import LoadPlan
@@ -237,7 +238,10 @@ def free_port() -> int:
 
 
 def listens(leader: int, port: int) -> bool:
-    """Whether ``leader`` or a process below it holds the listening socket of ``port`` (``/proc/net/tcp``, state 0A)."""
+    """Whether ``port`` is listened on, by ``leader`` and processes below it alone (``/proc/net/tcp``, state 0A).
+
+    vLLM opens its socket with ``SO_REUSEPORT``, so a second server could share the port and get half of the requests.
+    """
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
@@ -245,9 +249,8 @@ def listens(leader: int, port: int) -> bool:
                 words = line.split()
                 if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
                     inodes.add(f"socket:[{words[9]}]")
-    if not inodes:
-        return False
-    return any(inodes & _sockets(pid) for pid in (leader, *(entry.identity.pid for entry in descendants(leader))))
+    family = (leader, *(entry.identity.pid for entry in descendants(leader)))
+    return bool(inodes) and inodes <= set().union(*map(_sockets, family))
 
 
 def _sockets(pid: int) -> set[str]:

@@ -7,7 +7,8 @@ the supervisor ends the whole trial. A parent-death signal alone would not do: i
 engine core. As subreaper the supervisor becomes the parent of every orphan below it, so nothing can hide by outliving its
 parent or by starting a session of its own, and nothing outside can be hit: only descendants are ever signalled.
 
-Spoken on stdin: one order ``{"argv", "environment", "cwd", "log", ...}``, then ``{"do": "stop", "grace_s": S}``.
+Spoken on stdin: one order ``{"argv", "environment", "cwd", "log", ...}``, then ``{"do": "stop", "grace_s": S}``, and before
+it ``{"do": "log", "path": P}`` when the log was moved.
 Told on stdout: ``spawned``, ``ended`` (the leader, with its status), ``gone`` (everything, with leftovers).
 """
 
@@ -88,8 +89,11 @@ class Supervisor:
             return True
         if message is None:
             return False
+        if message["do"] == "log":
+            self.drain.follow(Path(message["path"]))
+            return False
         self.grace_s = float(message.get("grace_s", self.grace_s))
-        return message.get("do") == "stop"
+        return True
 
     def reap(self) -> None:
         """Collect the dead, orphans included; the leader's status is told as ``ended``."""

@@ -2,8 +2,8 @@
 
     python -m vopt.optimizer.engine.trial_process IN_FD OUT_FD
 
-Commands: ``{"do": "start", ...}``, ``{"do": "load", ...}``, ``{"do": "stop_load"}``, ``{"do": "stop"}``; end of input is a
-stop. Events: ``ready`` (vLLM is imported), ``started``, ``tick``, ``loaded``, ``failed``.
+Commands: ``{"do": "ping"}``, ``{"do": "start", ...}``, ``{"do": "load", ...}``, ``{"do": "stop_load"}``, ``{"do": "stop"}``;
+end of input is a stop. Events: ``ready`` (vLLM is imported), ``started``, ``tick``, ``loaded``, ``failed``.
 The module body stays empty of work: vLLM's spawned children import it again.
 """
 
@@ -105,7 +105,9 @@ async def serve(channel: Channel, import_s: float) -> NoReturn:
     engine: Any = None
     while (order := await asyncio.to_thread(commands.next)) is not None and order["do"] != "stop":
         try:
-            if order["do"] == "start":
+            if order["do"] == "ping":
+                channel.send({"event": "ready", "import_s": import_s})
+            elif order["do"] == "start":
                 began_s = time.monotonic()
                 engine = VllmEngine.build(order["model"], order["arguments"], order.get("revision"))
                 parts = {"import": import_s, "engine": time.monotonic() - began_s}

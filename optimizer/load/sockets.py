@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import select
 import socket
 import ssl
@@ -22,6 +23,7 @@ EVENTS_PER_WAKE = 256
 BUSY_WAKES, BUSY_SPAN_S = 40, 0.02
 """From 2,000 wake-ups a second on, sockets are looked at by a timer instead of being woken for: a wake-up costs more than
 the chunk that it brings. Arrival times are then up to a millisecond late (the resolution of asyncio's timers)."""
+OPEN_FILES = 65_536
 TICK_S = 0.0005
 QUIET_TICKS = 20
 IDLE_REUSE_S = 2.0
@@ -67,10 +69,19 @@ class Connection:
             receiver.lost(error)
 
 
+def allow_many_sockets() -> None:
+    """Raise this process's soft limit of open files, often 1024, as far as the hard limit lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 class _PlainReader:
     """All plain connections of one event loop."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        allow_many_sockets()
         self._clock = clock
         self._epoll = select.epoll()
         self._buffer = bytearray(READ_BYTES)

@@ -28,6 +28,14 @@ class _Plain(yaml.SafeDumper):
         return True
 
 
+def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Double quotes, which escape, for what is not printable: in the other styles PyYAML folds a next-line character away."""
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+
+_Plain.add_representer(str, _quoted)
+
+
 class ExportFormat(StrEnum):
     SHELL = "shell"
     YAML = "yaml"

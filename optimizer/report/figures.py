@@ -33,6 +33,7 @@ _PHASE_COLORS = {
     Phase.STOP: "#57606a",
 }
 MOST_SLICES = 6
+MOST_TICKS = 24
 _DEFAULT = "default"
 
 
@@ -81,8 +82,8 @@ def history(view: StudyView) -> FigureSpec | None:
     for number, (kind, group) in enumerate(groups.items()):
         rows_of_kind = [(place, height(trial), trial) for place, trial in group]
         traces.append(points(view, wording.kind_text(kind), rows_of_kind, kind_marker(number)))
-    layout = layout_of("engine start", axis_title(view.metric), xaxis={"tickmode": "auto", "zeroline": False})
-    layout["xaxis"] |= {"tickvals": [*range(len(rows))], "ticktext": [trial.label for trial in rows]} if len(rows) <= 24 else {}
+    ticks: dict[str, Any] = {"tickvals": [*range(len(rows))], "ticktext": [trial.label for trial in rows]}
+    layout = layout_of("engine start", axis_title(view.metric), xaxis=ticks if len(rows) <= MOST_TICKS else {})
     alt = f"{len(rows)} engine starts of the search: {len(fine)} feasible, {len(rows) - len(fine)} not."
     return FigureSpec("history", "Search history", alt, tuple(traces), layout, 420)
 
@@ -204,8 +205,10 @@ def timeline(view: StudyView) -> FigureSpec | None:
     first = min(moment for _, moment in rows)
     offsets = {trial.label: (moment - first) / 60 for trial, moment in rows}
     bars: dict[Phase, dict[str, list[Any]]] = {phase: {"x": [], "y": [], "base": [], "text": []} for phase in Phase}
+    base = 0.0
     for trial, _ in rows:
-        base = offsets[trial.label]
+        # A simulation's seconds pass in no time: its starts follow each other by their own clock.
+        base = base if view.simulated else offsets[trial.label]
         for phase in Phase:
             minutes = trial.phase_s.get(phase, 0.0) / 60
             if minutes > 0:

@@ -13,6 +13,7 @@ from vopt.optimizer.report.view import StudyView
 Records = Mapping[str, Sequence[RequestRecord]]
 """Raw request records by engine start."""
 
+WARMUP_FACTOR = 1.5
 MOST_POINTS = 400
 """Points of one curve: an ECDF of more shows nothing more."""
 _HOVER = "%{y:.0f} % within %{x:,.0f} ms"
@@ -38,7 +39,7 @@ def _ecdf_figure(view: StudyView, records: Records, name: str, title: str) -> Fi
         values = sorted(
             value * 1000
             for trial in starts
-            for record in records.get(trial.label, ())
+            for record in settled(view, trial, records.get(trial.label, ()))
             if record.succeeded and (value := getattr(record, name)) is not None
         )
         if len(values) >= 2:
@@ -49,8 +50,22 @@ def _ecdf_figure(view: StudyView, records: Records, name: str, title: str) -> Fi
         return None
     layout = layout_of("ms", "requests, %", yaxis={"range": [0, 101], "fixedrange": True})
     return FigureSpec(
-        f"ecdf-{name.removesuffix('_s')}", title, "; ".join(said) + ".", tuple(traces), layout, 320, half=name != "e2e_s"
+        f"ecdf-{name.removesuffix('_s')}",
+        title,
+        "; ".join(said) + ", after the warm-up.",
+        tuple(traces),
+        layout,
+        320,
+        half=name != "e2e_s",
     )
+
+
+def settled(view: StudyView, trial: TrialRecord, records: Sequence[RequestRecord]) -> Sequence[RequestRecord]:
+    """Without the requests that ended while a closed loop warmed up: the first burst waits for itself and describes nobody's
+    service. All of them when there is no concurrency, or when nothing would be left."""
+    plan = trial.environment.get("load_plan") or view.setup.get("load_plan") or {}
+    warm = int((plan.get("concurrency") or 0) * (plan.get("warmup_factor") or WARMUP_FACTOR))
+    return sorted(records, key=lambda record: record.ended_s)[warm:] if 0 < warm < len(records) else records
 
 
 def ecdf(ordered: Sequence[float]) -> tuple[list[float], list[float]]:

@@ -21,7 +21,7 @@ from vopt.optimizer.report.raw import records_of
 from vopt.optimizer.report.view import StudyView
 
 _SECTIONS = (
-    ("comparison", "Baseline against winner"),
+    ("comparison", "Result"),
     ("history-section", "Search and confirmation"),
     ("parameters", "Parameters"),
     ("latency", "Latency and load"),

@@ -27,7 +27,7 @@ def head(view: StudyView) -> str:
     parts = [html.element("p", _SIMULATED, cls="simulated")] if view.simulated else []
     parts += [
         html.element("div", html.text(f"{view.model} · {view.machine} · {view.workload}"), cls="eyebrow"),
-        html.element("h1", html.text(view.verdict_line())),
+        html.element("h1", html.text(view.verdict_line()).replace(" %", "&nbsp;%")),
         html.element("p", marked + html.element("span", html.text(reason), cls="soft")),
     ]
     if answer and answer.argv is not None:

@@ -62,8 +62,8 @@ def shell_script(view: StudyView, argv: Sequence[str], *, trial: str | None = No
         ]
     lines.append("set -euo pipefail")
     lines += _exports(exported_variables(view, trial))
-    # ShellCheck cannot know that $ and typographic quotes inside single quotes are literal on purpose.
-    lines += ["", "# shellcheck disable=SC2016,SC1112", f"exec {wording.command_lines(words)} \\", '  "$@"', ""]
+    # ShellCheck cannot know that $, backslashes and typographic quotes inside single quotes are literal on purpose.
+    lines += ["", "# shellcheck disable=SC1003,SC1112,SC2016", f"exec {wording.command_lines(words)} \\", '  "$@"', ""]
     return "\n".join(lines)
 
 
@@ -82,10 +82,10 @@ def provenance(view: StudyView, *, trial: str | None = None) -> list[str]:
     if view.simulated:
         rows.append("SIMULATED: no engine ran. Measure it before you rely on it.")
     if start is None:
-        rows.append(view.verdict_line())
+        rows.append(view.verdict_line().removeprefix("SIMULATED. "))
     rows += [
         f"study {view.name} of {view.record.created_at}, goal {view.goal.get('name', '')}" + _joined("; ", view.limits),
-        f"measured on {view.machine}" + _driver(environment),
+        f"{'simulated' if view.simulated else 'measured'} on {view.machine}" + _driver(environment),
         f"workload {view.workload}, digest {view.setup.get('workload_digest', '')}, seed {view.setup.get('seed', '')}",
     ]
     if revision := view.setup.get("model_revision"):
@@ -125,5 +125,5 @@ def _driver(environment: Mapping[str, object]) -> str:
 def _exports(variables: Mapping[str, str]) -> list[str]:
     if not variables:
         return []
-    head = ["", "# Environment of the measurement.", "# shellcheck disable=SC2016,SC1112"]
+    head = ["", "# Environment of the measurement.", "# shellcheck disable=SC1003,SC1112,SC2016"]
     return [*head, *(f"export {name}={shlex.quote(value)}" for name, value in variables.items())]

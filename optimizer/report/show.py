@@ -159,7 +159,7 @@ def _setup_facts(view: StudyView) -> list[tuple[str, str]]:
     options = (
         ("Study", f"{view.name}, begun {view.record.created_at}"),
         ("Model", view.model),
-        ("Machine", view.machine + (" (simulated)" if view.simulated else "")),
+        ("Machine", view.machine + (" (simulated)" if view.simulated and "simulated" not in view.machine else "")),
         ("Goal", f"{view.goal.get('name', '')} ({'highest' if view.maximize else 'lowest'} {view.metric})"),
         ("Limits", "; ".join(view.limits)),
         ("Workload", view.workload),

@@ -195,7 +195,7 @@ def verdict_text(verdict: Verdict) -> str:
 def one_line(text: str, width: int | None = None) -> str:
     """Without line breaks and control characters, cut at ``width`` characters."""
     flat = " ".join("".join(" " if ch.isspace() or not ch.isprintable() else ch for ch in text).split())
-    return flat if width is None or len(flat) <= width else flat[: max(1, width - 1)].rstrip() + "…"
+    return flat if width is None or len(flat) <= width else flat[: width - 1].rstrip() + "…"
 
 
 def plural(n: int, noun: str) -> str:

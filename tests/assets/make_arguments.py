@@ -19,7 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def main(pythons: list[str]) -> None:
     for python in pythons:
         probe = ROOT / "optimizer" / "engine" / "arguments_probe.py"
-        answer = subprocess.run([python, str(probe), "schema"], capture_output=True, text=True, check=True)
+        answer = subprocess.run(
+            [python, "-c", probe.read_text(encoding="utf-8"), "schema"], capture_output=True, text=True, check=True
+        )
         write(json.loads(answer.stdout))
 
 

@@ -129,6 +129,7 @@ def test_a_hybrid_model_starts_and_loads(trial: Trial) -> None:
         ({"gpu_memory_utilization": 1.0}, FailureKind.MEMORY_HELD, set()),
     ],
 )
+@pytest.mark.fault("start cannot be")
 def test_a_start_that_cannot_be_has_its_kind(
     trial: Trial, arguments: dict[str, Any], kind: FailureKind, hinted: set[str]
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_start_that_cannot_be_has_its_kind(
 
 
 @pytest.mark.parametrize("victim", ["VLLM::EngineCor", "VLLM::Worker"])
+@pytest.mark.fault("killed under load")
 def test_a_killed_engine_process_ends_the_load_within_5_seconds(trial: Trial, victim: str) -> None:
     session = trial()
     session.start(no_phase)
@@ -161,12 +163,13 @@ def test_a_killed_engine_process_ends_the_load_within_5_seconds(trial: Trial, vi
 
 
 @pytest.mark.parametrize("victim", ["VLLM::EngineCor", "VLLM::Worker", "leader"])
+@pytest.mark.fault("killed in start")
 def test_a_process_killed_in_the_start_fails_the_start(trial: Trial, victim: str) -> None:
     session = trial()
 
     def kill(phase: Phase, words: str) -> None:
         if words == "starting the engine":
-            assert session._process is not None
+            assert session._hosted is not None
             script = (
                 "import sys, time; from support.sessions import eventually, named; import os, signal\n"
                 "victim = eventually(lambda: named(sys.argv[1], int(sys.argv[2])), 60)[0].identity.pid\n"
@@ -174,12 +177,8 @@ def test_a_process_killed_in_the_start_fails_the_start(trial: Trial, victim: str
             )
             if victim == "leader":
                 script = "import os, signal, sys, time; time.sleep(1); os.kill(int(sys.argv[2]), signal.SIGKILL)"
-            path = os.pathsep.join([*sys.path])
-            killer.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", script, victim, str(session._process.pid)], env={**os.environ, "PYTHONPATH": path}
-                )
-            )
+            argv = [sys.executable, "-c", script, victim, str(session._hosted.process.pid)]
+            killer.append(subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}))
 
     killer: list[subprocess.Popen[bytes]] = []
     try:
@@ -191,19 +190,36 @@ def test_a_process_killed_in_the_start_fails_the_start(trial: Trial, victim: str
     assert failed.kind in (FailureKind.ENGINE_DIED, FailureKind.OOM_START), failed.detail
 
 
+@pytest.mark.fault("hang in start")
 def test_a_start_that_hangs_ends_at_its_deadline(trial: Trial) -> None:
     session = trial(deadlines=Deadlines(start_s=14.0, load_s=60.0, stop_s=5.0))
 
     def freeze(phase: Phase, words: str) -> None:
         if words == "starting the engine":
-            assert session._process is not None
-            os.kill(session._process.pid or 0, signal.SIGSTOP)
+            assert session._hosted is not None
+            os.kill(session._hosted.process.pid or 0, signal.SIGSTOP)
 
     failed = failure_of(lambda: session.start(freeze))
     assert failed.kind is FailureKind.HANG
     assert session.close() == ()
 
 
+@pytest.mark.fault("leader killed, engine core and worker frozen")
+def test_a_trial_with_frozen_processes_and_a_dead_leader_is_still_cleaned_up(trial: Trial) -> None:
+    session = trial()
+    session.start(no_phase)
+    assert session._hosted is not None
+    frozen = named("VLLM")
+    for entry in frozen:
+        os.kill(entry.identity.pid, signal.SIGSTOP)  # a stopped process does not even see SIGTERM
+    os.kill(session._hosted.process.pid or 0, signal.SIGKILL)
+    failed = failure_of(lambda: session.load(source(), plan(), lambda tick: True))
+    assert failed.kind is FailureKind.ENGINE_DIED
+    assert session.close() == ()
+    assert not any(alive(entry.identity) for entry in frozen)
+
+
+@pytest.mark.fault("search killed under load")
 def test_sigkill_of_the_search_ends_engine_core_and_workers(
     tmp_path: Path, vllm_python: str, tiny_models: tuple[Path, Path], engine_cache: Path
 ) -> None:
@@ -275,7 +291,7 @@ print("RESOLVED", found["max_num_seqs"], found["max_num_batched_tokens"])
 def test_on_an_h200_trials_get_the_defaults_of_vllm_serve(
     vllm_python: str, tiny_models: tuple[Path, Path], arguments: dict[str, Any], expected: str
 ) -> None:
-    """``AsyncLLM``'s own usage context would give 128 and 2048. The platform is faked; the tables of defaults are vLLM's own."""
+    """``AsyncLLM``'s own usage context would give 128 and 2048. Only the platform is faked: the defaults are vLLM's own."""
     done = subprocess.run(
         [vllm_python, "-c", FAKED_H200, str(tiny_models[0]), repr(arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "VLLM_NO_USAGE_STATS": "1"},

@@ -152,7 +152,9 @@ def test_an_engine_that_dies_under_load(
     server = session(tmp_path, tiny_models[0], vllm_python, engine_cache)
     try:
         server.start(no_phase)
-        core = eventually(lambda: named("VLLM::EngineCor"))[0]
+        assert server._process is not None
+        leader = server._process.pid
+        core = eventually(lambda: named("VLLM::EngineCor", leader))[0]  # the shared server has one too
         killer = threading.Timer(3.0, os.kill, (core.identity.pid, signal.SIGKILL))
         killer.start()
         with pytest.raises(EngineFailure) as failure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,8 +68,6 @@ def console_errors(driver: webdriver.Chrome) -> list[str]:
 
 def requested_urls(driver: webdriver.Chrome) -> list[str]:
     """Every URL that a page asked for since the last call, data and blob URLs excluded."""
-    import json
-
     found: list[str] = []
     for entry in driver.get_log("performance"):
         message: dict[str, Any] = json.loads(entry["message"])["message"]

@@ -418,14 +418,14 @@ def request_records(trial: TrialRecord, n: int = 600) -> tuple[RequestRecord, ..
     return tuple(rows)
 
 
-def on_disk(made: StudyRecord, root: Path) -> StudyRecord:
+def on_disk(made: StudyRecord, root: Path, requests: int = 120) -> StudyRecord:
     """The same study with its raw request records and engine logs beside it, as a search leaves them."""
     trials = []
     for trial in made.trials:
         directory = root / made.name / trial.label
         directory.mkdir(parents=True)
         with gzip.open(directory / "records.jsonl.gz", "wt", encoding="utf-8") as lines:
-            for record in request_records(trial):
+            for record in request_records(trial, requests):
                 lines.write(json.dumps(record.to_json()) + "\n")
         log = trial.failure.log_tail if trial.failure else ("INFO Application startup complete.",)
         (directory / "engine.log").write_text("\n".join(log) + "\n", encoding="utf-8")

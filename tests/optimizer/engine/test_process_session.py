@@ -17,6 +17,7 @@ from support.sessions import eventually, named, plan, source
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.engine.kin import alive, descendants
 from vopt.optimizer.engine.process import ProcessSession, engine_environment
+from vopt.optimizer.engine.spare import Spares
 from vopt.optimizer.trial import Deadlines, EngineConfig, EngineFailure, Failed, FailureKind, Phase, TrialSpec
 
 STUB = Path(__file__).parents[2] / "support" / "stub_vllm"
@@ -39,7 +40,12 @@ def trial(tmp_path: Path, bare_python: str) -> Iterator[Trial]:
     sessions: list[ProcessSession] = []
 
     def make(
-        fault: str = "", message: str = "", arguments: dict[str, Any] | None = None, start_s: float = 20.0, load_s: float = 60.0
+        fault: str = "",
+        message: str = "",
+        arguments: dict[str, Any] | None = None,
+        start_s: float = 20.0,
+        load_s: float = 60.0,
+        spares: Spares | None = None,
     ) -> ProcessSession:
         spec = TrialSpec(
             label=str(len(sessions)),
@@ -51,7 +57,7 @@ def trial(tmp_path: Path, bare_python: str) -> Iterator[Trial]:
             deadlines=Deadlines(start_s=start_s, load_s=load_s, stop_s=5.0),
             cache_root=tmp_path / "cache",
         )
-        sessions.append(ProcessSession(spec))
+        sessions.append(ProcessSession(spec, spares))
         return sessions[-1]
 
     yield make
@@ -112,6 +118,31 @@ def test_a_spare_process_imports_before_its_turn_and_starts_nothing(trial: Trial
     eventually(lambda: len(named("VLLM")) == 1)
 
 
+@pytest.mark.fault("waiting process killed")
+def test_the_next_trial_takes_the_process_that_imported_during_this_start(trial: Trial) -> None:
+    spares = Spares()
+    first, second, third = trial(spares=spares), trial(spares=spares, arguments={"max_num_seqs": 7}), trial(spares=spares)
+    first.start(no_phase)
+    first.load(source(), plan(window_s=0.5), lambda tick: True)
+    assert len(named("VLLM")) == 1, "the waiting process starts no engine"
+    first.close()
+    waiting = spares._waiting
+    started = second.start(no_phase)
+    assert waiting is not None
+    assert second._hosted is waiting
+    assert started.resolved["max_num_seqs"] == 7
+    assert "import_ahead" in started.start_parts_s
+    second.load(source(), plan(window_s=0.5), lambda tick: True)
+    second.close()
+    assert second.log.exists()
+    assert spares._waiting is not None
+    os.kill(spares._waiting.process.pid or 0, signal.SIGKILL)  # a spare that died is no trial's failure
+    third.start(no_phase)
+    third.close()
+    spares.close()
+    assert not [path for path in third.log.parent.parent.iterdir() if path.name.startswith(".spare")]
+
+
 START_FAULTS = [
     ("fail_start", MAMBA, {}, FailureKind.MAMBA_BLOCKS, {"max_num_seqs": {"at_most": 856}}),
     ("fail_start", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.27 GiB.", {}, FailureKind.OOM_START, {}),
@@ -133,6 +164,7 @@ START_FAULTS = [
     ("fault", "message", "arguments", "kind", "hint"),
     [pytest.param(*case, marks=() if number in (0, 7, 8) else pytest.mark.slow) for number, case in enumerate(START_FAULTS)],
 )
+@pytest.mark.fault("start fails")
 def test_a_failed_start_has_its_kind_and_leaves_nothing(
     trial: Trial, fault: str, message: str, arguments: dict[str, Any], kind: FailureKind, hint: dict[str, Any]
 ) -> None:
@@ -146,6 +178,7 @@ def test_a_failed_start_has_its_kind_and_leaves_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "last_words"), [("hang_import", "(nothing)"), ("hang_start", "shard 3 of 9")])
+@pytest.mark.fault("hang in start")
 def test_a_hang_in_the_start_ends_at_its_deadline_with_the_last_log_lines(trial: Trial, fault: str, last_words: str) -> None:
     session = trial(fault, start_s=1.5)
     failed = failure_of(lambda: session.start(no_phase))
@@ -164,6 +197,7 @@ def test_a_hang_in_the_start_ends_at_its_deadline_with_the_last_log_lines(trial:
         ("leader_kill_at", "", FailureKind.ENGINE_DIED),
     ],
 )
+@pytest.mark.fault("death under load")
 def test_a_death_under_load_is_noticed_at_once(trial: Trial, fault: str, message: str, kind: FailureKind, at: int) -> None:
     session = trial(f"{fault}:{at}", message)
     started = session.start(no_phase)
@@ -179,14 +213,17 @@ def test_a_death_under_load_is_noticed_at_once(trial: Trial, fault: str, message
 
 
 @pytest.mark.slow
-def test_a_trial_process_whose_loop_stops_is_a_hang(trial: Trial) -> None:
-    session = trial("stuck_load:3", load_s=2.0)
+@pytest.mark.fault("trial process stops")
+def test_a_trial_process_whose_loop_stops_is_a_hang(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vopt.optimizer.engine.process.SILENCE_S", 3.0)
+    session = trial("stuck_load:3")
     session.start(no_phase)
     failed = failure_of(lambda: session.load(source(), plan(window_s=30.0), lambda tick: True))
     assert (failed.phase, failed.kind) == (Phase.LOAD, FailureKind.HANG)
 
 
 @pytest.mark.slow
+@pytest.mark.fault("100 MB of output under load")
 def test_100_mb_of_output_change_nothing(trial: Trial) -> None:
     session = trial("flood:20")
     session.start(no_phase)
@@ -197,6 +234,7 @@ def test_100_mb_of_output_change_nothing(trial: Trial) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.fault("engine core killed while idle")
 def test_engine_core_killed_while_idle_fails_the_next_load(trial: Trial) -> None:
     session = trial()
     session.start(no_phase)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from vopt.optimizer.engine.kin import Identity, alive, identity
-from vopt.optimizer.engine.process import SupervisedProcess
+from vopt.optimizer.engine.supervised import SupervisedProcess
 
 
 @pytest.fixture
@@ -67,6 +67,7 @@ SPREADS = """
 """Leaves an orphan grandchild that ignores SIGTERM and has a session of its own."""
 
 
+@pytest.mark.fault("grandchild ignores SIGTERM in a session of its own")
 def test_an_orphan_that_ignores_sigterm_and_left_the_session_is_ended(
     start: Callable[..., SupervisedProcess], tmp_path: Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_an_orphan_that_ignores_sigterm_and_left_the_session_is_ended(
     assert process.stop() == ()
 
 
+@pytest.mark.fault("bystander called vllm")
 def test_a_bystander_with_the_same_name_survives(start: Callable[..., SupervisedProcess], tmp_path: Path) -> None:
     program = tmp_path / "vllm"
     program.symlink_to("/bin/sleep")
@@ -93,14 +95,18 @@ def test_a_bystander_with_the_same_name_survives(start: Callable[..., Supervised
         bystander.wait()
 
 
+@pytest.mark.fault("leader exits, grandchild left")
 def test_when_the_leader_ends_what_it_left_behind_ends_too(start: Callable[..., SupervisedProcess], tmp_path: Path) -> None:
-    process = start(SPREADS.replace('open(where + "/leader"', 'sys.exit(7) if 1 else open(where + "/leader"'))
+    process = start(
+        SPREADS.rpartition("time.sleep")[0] + "while not os.path.exists(where + '/stubborn'): time.sleep(0.01)\n    sys.exit(7)"
+    )
     stubborn = read_identity(tmp_path / "stubborn")
     assert process.poll(20.0) == 7
     assert process.stop() == ()
     assert not alive(stubborn)
 
 
+@pytest.mark.fault("search killed")
 def test_sigkill_of_the_search_ends_the_whole_trial(tmp_path: Path) -> None:
     search = tmp_path / "search.py"
     script = tmp_path / "script.py"
@@ -108,7 +114,7 @@ def test_sigkill_of_the_search_ends_the_whole_trial(tmp_path: Path) -> None:
     search.write_text(
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from vopt.optimizer.engine.process import SupervisedProcess\n"
+        "from vopt.optimizer.engine.supervised import SupervisedProcess\n"
         f"process = SupervisedProcess([sys.executable, '-S', {str(script)!r}], environment=dict(os.environ),"
         f" log=Path({str(tmp_path / 'log.txt')!r}))\n"
         f"Path({str(tmp_path / 'supervisor')!r}).write_text(f'{{process._identity.pid}}\\n')\n"
@@ -121,6 +127,7 @@ def test_sigkill_of_the_search_ends_the_whole_trial(tmp_path: Path) -> None:
     wait_for(lambda: not any(alive(who) for who in everyone))
 
 
+@pytest.mark.fault("supervisor killed")
 def test_sigkill_of_the_supervisor_loses_nothing(start: Callable[..., SupervisedProcess], tmp_path: Path) -> None:
     process = start(SPREADS)
     stubborn, leader = read_identity(tmp_path / "stubborn"), read_identity(tmp_path / "leader")
@@ -132,6 +139,7 @@ def test_sigkill_of_the_supervisor_loses_nothing(start: Callable[..., Supervised
     assert not alive(leader)
 
 
+@pytest.mark.fault("100 MB of output")
 def test_a_flood_of_output_neither_blocks_nor_fills_the_disk(start: Callable[..., SupervisedProcess]) -> None:
     process = start(
         """
@@ -153,6 +161,7 @@ def test_a_flood_of_output_neither_blocks_nor_fills_the_disk(start: Callable[...
     assert "left out" in text
 
 
+@pytest.mark.fault("secrets in the output")
 def test_secrets_never_reach_the_log(start: Callable[..., SupervisedProcess]) -> None:
     process = start(
         """
@@ -170,6 +179,7 @@ def test_secrets_never_reach_the_log(start: Callable[..., SupervisedProcess]) ->
     assert "tokens per second: 12.5, api_key=None" in text
 
 
+@pytest.mark.fault("shared memory and sockets left")
 def test_shared_memory_sockets_and_the_private_directory_are_removed(
     start: Callable[..., SupervisedProcess], tmp_path: Path
 ) -> None:
@@ -198,6 +208,7 @@ def test_shared_memory_sockets_and_the_private_directory_are_removed(
     assert not private.exists()
 
 
+@pytest.mark.fault("shared memory of others")
 def test_what_others_made_is_not_unlinked(start: Callable[..., SupervisedProcess], tmp_path: Path) -> None:
     foreign = Path(f"/dev/shm/psm_bystander_{os.getpid()}")
     foreign.write_bytes(b"\0" * 4096)
@@ -225,6 +236,7 @@ def test_trials_dump_no_core_and_are_the_first_that_memory_pressure_takes(start:
     assert process.log.read_text().split("\n")[0] == "(0, 0) 500"
 
 
+@pytest.mark.fault("program does not exist")
 def test_a_program_that_does_not_exist_is_an_ending_not_an_exception(tmp_path: Path) -> None:
     process = SupervisedProcess(["/no/such/program"], environment={}, log=tmp_path / "log.txt")
     assert process.poll(20.0) == 127

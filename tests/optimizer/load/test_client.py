@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import time
 from dataclasses import replace
@@ -143,7 +144,8 @@ async def test_slow_headers_end_at_the_idle_timeout() -> None:
 
 
 async def test_a_stream_that_trickles_ends_at_the_total_timeout() -> None:
-    trickle: list[bytes | float] = [HEAD, *[token(), 0.02] * 200]
+    steps: list[bytes | float] = [token(), 0.02]
+    trickle = [HEAD, *steps * 200]
     failed(await ask(trickle, total_timeout_s=0.2), Kind.TIMEOUT_TOTAL, "not finished after 0.2 s")
 
 
@@ -198,7 +200,7 @@ async def test_empty_text_is_a_token_and_no_content() -> None:
 
 
 async def test_chat_reasoning_comes_before_content() -> None:
-    script = [
+    script: Script = [
         HEAD, delta(role="assistant", content=""), 0.05, delta(reasoning_content="hm"), 0.05, delta(content="yes"),
         delta(content=" it"), delta("stop", content=" is"), usage(4), DONE, LAST_CHUNK,
     ]  # fmt: skip
@@ -273,6 +275,16 @@ async def test_connections_are_used_again_after_a_success_only() -> None:
 
 
 async def test_many_streams_at_once() -> None:
+    """More than the usual soft limit of open files would let through."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
+    try:
+        await many_streams()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def many_streams() -> None:
     async with serving(OK) as server, HttpEngine(parse_target(server.url, "m")) as engine:
         requests = [replace(REQUEST, index=index) for index in range(300)]
         records = await asyncio.gather(

@@ -1,1 +1,0 @@
-"""Where trials run: the GPUs of this host, or a Ray cluster."""

@@ -1,0 +1,99 @@
+"""From an engine's own words to a failure kind: every entry by its sample, and logs as engines write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vopt.optimizer.engine.failures import Ending, MessageRule, classify, root_cause, rules
+from vopt.optimizer.trial import Blame, FailureKind, Phase
+
+LOGS = Path(__file__).parents[2] / "assets" / "engine_logs"
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: f"{rule.kind}-{rule.sample[:40]}")
+def test_each_sample_gets_its_own_kind(rule: MessageRule) -> None:
+    phase = min(rule.phases, default=Phase.START)
+    log = ["INFO 11-30 loading", rule.sample, "RuntimeError: Engine core initialization failed. See root cause above."]
+    failed = classify(phase, Ending(1), "RuntimeError: Engine core initialization failed. See root cause above.", log)
+    assert failed.kind is rule.kind
+    assert bool(failed.hint) == (rule.argument is not None)
+    for bounds in failed.hint.values():
+        assert all(isinstance(bound, int) and bound > 0 for bound in bounds.values())
+
+
+def test_every_failure_that_an_engine_words_has_an_entry() -> None:
+    by_other_means = {FailureKind.HANG, FailureKind.LOW_SUCCESS, FailureKind.STORAGE, FailureKind.BAD_REQUEST}
+    assert {rule.kind for rule in rules()} == set(FailureKind) - by_other_means
+
+
+def test_the_same_words_mean_different_things_in_different_phases() -> None:
+    words = ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."]
+    assert classify(Phase.START, Ending(1), None, words).kind is FailureKind.OOM_START
+    assert classify(Phase.LOAD, Ending(1), None, words).kind is FailureKind.OOM_LOAD
+
+
+def test_the_last_cause_decides_not_an_earlier_one_that_was_survived() -> None:
+    log = [
+        "ERROR 11-30 10:00:00 [registry.py:1120] ImportError: cannot import name 'x'",
+        "ERROR 11-30 10:00:01 [core.py:5] NotImplementedError: some kernel is not supported, falling back",
+        "ERROR 11-30 10:00:09 [core.py:5] ValueError: max_num_seqs (1024) exceeds available Mamba cache blocks (600).",
+    ]
+    failed = classify(Phase.START, Ending(1), "RuntimeError: Engine core initialization failed.", log)
+    assert failed.kind is FailureKind.MAMBA_BLOCKS
+    assert failed.hint == {"max_num_seqs": {"at_most": 600}}
+
+
+@pytest.mark.parametrize(
+    ("phase", "ending", "exception", "kind"),
+    [
+        (Phase.START, Ending(0), None, FailureKind.ENGINE_DIED),
+        (Phase.START, Ending(2), None, FailureKind.INVALID_CONFIG),
+        (Phase.START, Ending(-9), None, FailureKind.OOM_START),
+        (Phase.START, Ending(-11), None, FailureKind.ENGINE_DIED),
+        (Phase.START, Ending(None), "ValueError: a rule never seen", FailureKind.INVALID_CONFIG),
+        (Phase.LOAD, Ending(0), None, FailureKind.ENGINE_DIED),
+        (Phase.LOAD, Ending(None), "ValueError: a rule never seen", FailureKind.ENGINE_DIED),
+    ],
+)
+def test_without_a_known_message_the_ending_decides(
+    phase: Phase, ending: Ending, exception: str | None, kind: FailureKind
+) -> None:
+    failed = classify(phase, ending, exception, ["INFO 11-30 all is well"])
+    assert failed.kind is kind
+    assert failed.detail
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "kind"),
+    [
+        ("cpu_memory_held_0.32.log", Phase.START, FailureKind.MEMORY_HELD),
+    ],
+)
+def test_whole_logs(name: str, phase: Phase, kind: FailureKind) -> None:
+    lines = (LOGS / name).read_text().splitlines()
+    failed = classify(phase, Ending(1), "RuntimeError: Engine core initialization failed. See root cause above.", lines)
+    assert failed.kind is kind
+    assert "root cause" not in failed.detail
+    assert failed.log_tail == tuple(lines[-40:])
+
+
+def test_a_hang_shows_the_last_lines() -> None:
+    failed = classify(Phase.START, Ending(None), None, ["one", "INFO loading shard 3 of 9", ""], hang=True)
+    assert failed.kind is FailureKind.HANG
+    assert "loading shard 3 of 9" in failed.detail
+
+
+def test_the_root_cause_is_the_engine_cores_not_the_frontends() -> None:
+    log = [
+        "(EngineCore pid=7) ERROR 11-30 02:50:15 [core.py:1510] KeyError: 'layers.3'",
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': 1}",
+    ]
+    assert root_cause(log) == "KeyError: 'layers.3'"
+
+
+def test_blame_follows_the_kind() -> None:
+    assert FailureKind.MAMBA_BLOCKS.blame is Blame.CONFIGURATION
+    assert FailureKind.MEMORY_HELD.blame is Blame.INFRASTRUCTURE
+    assert FailureKind.TOO_LONG.blame is Blame.WORKLOAD

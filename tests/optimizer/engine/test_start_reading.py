@@ -1,0 +1,105 @@
+"""What is read from a started engine: its log, its resolved configuration, its caches."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from vopt.optimizer import caches
+from vopt.optimizer.engine.resolved import flatten
+from vopt.optimizer.engine.startup_log import read_start_log
+from vopt.optimizer.trial import StartClass
+
+LOG = """
+(EngineCore pid=7) INFO 11-30 [default_loader.py:391] Loading weights took 2.31 seconds
+(EngineCore pid=7) INFO 11-30 [model_runner.py:429] Model loading took 17.66 GiB memory and 3.700000 seconds
+(EngineCore pid=7) INFO 11-30 [monitor.py:48] torch.compile took 32.80 s in total
+(Worker_TP0 pid=8) INFO 11-30 [gpu_worker.py:773] Available KV cache memory: 101.50 GiB
+(Worker_TP1 pid=9) INFO 11-30 [gpu_worker.py:773] Available KV cache memory: 100.25 GiB
+(EngineCore pid=7) INFO 11-30 [kv_cache_utils.py:1147] GPU KV cache size: 816,640 tokens
+(EngineCore pid=7) INFO 11-30 [model_runner.py:1164] Graph capturing finished in 6 secs, took 1.20 GiB
+(EngineCore pid=7) INFO [core.py:396] init engine (profile, create kv cache, warmup model) took 44.90 s (compilation: 32.8 s)
+(EngineCore pid=7) WARNING 11-30 [vllm.py:1] Something to know.
+"""
+
+
+def test_a_start_log_tells_parts_and_sizes() -> None:
+    log = read_start_log(LOG.splitlines())
+    assert log.parts_s == {"weights": 2.31, "model_load": 3.7, "compile": 32.8, "capture": 6.0, "engine_init": 44.9}
+    assert log.kv_cache_tokens == 816_640
+    assert log.kv_cache_bytes == round(100.25 * 2**30), "the smallest of the workers bounds the engine"
+    assert log.messages == ("Something to know.",)
+
+
+def test_an_empty_log_tells_nothing_rather_than_zero() -> None:
+    log = read_start_log([])
+    assert (log.parts_s, log.kv_cache_tokens, log.kv_cache_bytes) == ({}, None, None)
+
+
+class Level(enum.IntEnum):
+    O2 = 2
+
+
+def test_a_resolved_configuration_is_flat_json_without_secrets() -> None:
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_seqs=1024, policy="fcfs"),
+        cache_config=SimpleNamespace(block_size=16, cache_dtype="auto", num_gpu_blocks=10, thing=object()),
+        model_config=SimpleNamespace(hf_token="hf_secret", dtype=SimpleNamespace(__str__=None), max_model_len=4096),
+        compilation_config=SimpleNamespace(mode=Level.O2, cudagraph_capture_sizes=[1, 2, 4]),
+        optimization_level=Level.O2,
+        performance_mode="balanced",
+    )
+    found = flatten(
+        config, ["max_num_seqs", "scheduling_policy", "kv_cache_dtype", "block_size", "thing", "hf_token", "absent"]
+    )
+    assert found == {
+        "max_num_seqs": 1024,
+        "scheduling_policy": "fcfs",
+        "kv_cache_dtype": "auto",
+        "block_size": 16,
+        "num_gpu_blocks": 10,
+        "compilation_mode": "O2",
+        "cudagraph_capture_sizes": [1, 2, 4],
+        "max_model_len": 4096,
+        "performance_mode": "balanced",
+        "optimization_level": "O2",
+    }
+
+
+def key(cache: Path, name: str, kind: str = "torch_compile_cache") -> None:
+    (cache / "vllm" / kind / name).mkdir(parents=True)
+
+
+def test_the_start_class_is_what_a_start_added_to_the_caches(tmp_path: Path) -> None:
+    empty = caches.cache_state(tmp_path)
+    key(tmp_path, "a" * 10)
+    key(tmp_path, "model", "modelinfos")
+    first = caches.cache_state(tmp_path)
+    assert caches.start_class(empty, first) is StartClass.FIRST
+    assert caches.start_class(first, caches.cache_state(tmp_path)) is StartClass.KNOWN_KEY
+    key(tmp_path, "b" * 10, "torch_aot_compile")
+    assert caches.start_class(first, caches.cache_state(tmp_path)) is StartClass.NEW_KEY
+
+
+def test_engines_share_a_cache_only_with_their_like(tmp_path: Path) -> None:
+    names = {
+        caches.engine_cache(tmp_path, gpu, version)
+        for gpu in ("NVIDIA H200", "NVIDIA H100", "cpu")
+        for version in ("0.32.0", "0.33.0")
+    }
+    assert len(names) == 6
+    assert caches.engine_cache(tmp_path, "NVIDIA H200", "0.32.0") == tmp_path / "engines" / "nvidia-h200-vllm-0.32.0"
+
+
+@pytest.mark.parametrize(("cpu_build", "offline"), [(True, True), (False, False)])
+def test_nothing_that_the_environment_sets_is_temporary_or_public(tmp_path: Path, cpu_build: bool, offline: bool) -> None:
+    environment = caches.engine_environment(tmp_path, cpu_build=cpu_build, offline=offline, start_s=900)
+    assert environment["VLLM_CACHE_ROOT"].startswith(str(tmp_path))
+    assert environment["TRITON_CACHE_DIR"].startswith(str(tmp_path))
+    assert environment["VLLM_HOST_IP"] == "127.0.0.1"
+    assert environment["VLLM_ENGINE_READY_TIMEOUT_S"] == "900"
+    assert ("VLLM_USE_AOT_COMPILE" in environment) == cpu_build
+    assert ("HF_HUB_OFFLINE" in environment) == offline

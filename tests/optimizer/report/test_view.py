@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import sample_study
+
+from vopt.optimizer.history import Arm, Stage
+from vopt.optimizer.report.view import StudyView
+
+
+@pytest.fixture
+def view() -> StudyView:
+    return StudyView.of(sample_study.study())
+
+
+def test_an_infeasible_start_is_not_feasible_however_fast(view: StudyView) -> None:
+    fastest = max(view.searched, key=lambda trial: view.value(trial) or 0.0)
+    assert fastest.label == "4"
+    assert not view.feasible(fastest)
+    assert view.why_not(fastest) == ("limit:success_rate", view.answer.rejected[0].reason) if view.answer else False
+
+
+def test_the_winner_is_compared_by_its_own_arm_alone(view: StudyView) -> None:
+    assert [trial.label for trial in view.arm(winner=True)] == ["confirm-1-lite", "confirm-2-lite", "confirm-3-lite"]
+    assert [trial.arm for trial in view.arm(winner=False)] == [Arm.BASELINE] * 3
+
+
+def test_finalist_and_lite_of_one_configuration_are_not_pooled() -> None:
+    made = sample_study.study()
+    trials = tuple(replace(trial, config=sample_study.LITE) if trial.arm is Arm.FINALIST else trial for trial in made.trials)
+    arms = {trial.arm for trial in StudyView.of(replace(made, trials=trials)).arm(winner=True)}
+    assert len(arms) == 1
+
+
+def test_a_comparison_holds_mean_and_range_over_starts(view: StudyView) -> None:
+    row = next(row for row in view.compared() if row.metric == "tokens_per_s")
+    assert row.winner is not None
+    assert row.winner.starts == 3
+    assert row.winner.low < row.winner.mean < row.winner.high
+    assert row.change == pytest.approx(1.1387, abs=1e-3)
+    assert row.better is True
+
+
+def test_a_slower_first_token_is_worse_and_a_fuller_cache_is_neither(view: StudyView) -> None:
+    rows = {row.metric: row for row in view.compared()}
+    assert rows["p95_ttft_s"].better is False
+    assert rows["kv_peak"].better is None
+    assert [row.metric for row in view.costs()] == ["mean_e2e_s", "p95_ttft_s"] or {r.metric for r in view.costs()} == {
+        "mean_e2e_s",
+        "p95_ttft_s",
+    }
+
+
+def test_rejected_are_grouped_by_kind_and_none_is_lost(view: StudyView) -> None:
+    groups = view.rejected_by_kind()
+    assert {row.label for rows in groups.values() for row in rows} >= {"3", "4", "6", "9", "10", "11", "12", "13", "14"}
+    assert groups["limit:success_rate"][0].label == "4"
+
+
+def test_below_defaults_names_rounds_soak_and_window() -> None:
+    made = sample_study.unconfirmed()
+    setup = {**made.setup, "load_plan": {"concurrency": 512, "window_s": 20.0}}
+    said = StudyView.of(replace(made, setup=setup)).below_defaults()
+    assert len(said) == 3
+    assert "20 s" in said[2]
+    assert StudyView.of(sample_study.study()).below_defaults() == ()
+
+
+@pytest.mark.parametrize("name", [*sample_study.VARIANTS, "running"])
+def test_every_variant_has_a_verdict_line(name: str) -> None:
+    made = sample_study.VARIANTS.get(name, sample_study.running)()
+    line = StudyView.of(made).verdict_line()
+    assert ("SIMULATED" in line) is (name == "simulated")
+    assert len(line) < 120
+
+
+def test_phase_and_stage_totals_are_the_same_seconds(view: StudyView) -> None:
+    assert sum(view.phase_totals().values()) == pytest.approx(sum(seconds for _, seconds in view.stage_totals().values()))
+    assert view.stage_totals()[Stage.CONFIRMATION][0] == 9
+
+
+def test_a_latency_goal_says_how_the_latency_changed() -> None:
+    made = sample_study.study()
+    goal = {"name": "latency", "metric": "mean_e2e_s", "direction": "minimize", "limits": [], "slos": {}}
+    view = StudyView.of(replace(made, setup={**made.setup, "goal": goal}))
+    assert "mean E2E −12.2 %" in view.verdict_line()

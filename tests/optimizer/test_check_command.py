@@ -1,0 +1,93 @@
+"""``vopt space --check`` and the report of a space, as people read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from vopt.optimizer.check import FlagStatus, check_command, render_check
+from vopt.optimizer.command_reader import parse_command
+from vopt.optimizer.space_report import space_document, space_text
+from vopt.search_spaces.arguments import stored_arguments, stored_versions
+from vopt.search_spaces.build import Subject, build_space
+from vopt.search_spaces.defaults import Gpu
+from vopt.search_spaces.model import known_model
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+H200 = Gpu("NVIDIA H200", 150754820096)
+GUIDE = (
+    "--model Qwen-14B --max-num-seqs 256 --max-model-len 8192 --gpu-memory-utilization 0.95 --enable-prefix-caching "
+    "--scheduling-policy lof --num-scheduler-steps 8 --speculative-model Qwen-0.5B --num-speculative-tokens 8"
+)
+
+
+def subject(version: str = "0.32.0", model: str | None = "Qwen/Qwen3-14B", gpus: int = 1) -> Subject:
+    return Subject(stored_arguments(version), H200, known_model(model) if model else None, gpus)
+
+
+def test_the_guides_command_is_taken_apart() -> None:
+    text = render_check(check_command(GUIDE, subject()))
+    assert text == (GOLDEN / "check_guide.txt").read_text()
+
+
+@pytest.mark.parametrize("version", stored_versions())
+def test_the_guides_command_cannot_start_and_its_successor_can(version: str) -> None:
+    report = check_command(GUIDE, subject(version))
+    assert report.exit_code == 6
+    assert [finding.status for finding in report.findings][-4:] == [
+        FlagStatus.INVALID,
+        FlagStatus.RETIRED,
+        FlagStatus.RETIRED,
+        FlagStatus.RETIRED,
+    ]
+    assert report.accepted is not None
+    again = check_command(report.accepted, subject(version))
+    assert again.exit_code in (0, 1)
+    config = parse_command(report.accepted, stored_arguments(version)).config
+    assert config["speculative_config"] == {"method": "draft_model", "model": "Qwen-0.5B", "num_speculative_tokens": 8}
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("vllm serve Qwen/Qwen3-14B --max-num-seqs 512", 0),
+        ("vllm serve Qwen/Qwen3-14B --max-num-seqs 1024", 1),
+        ("VLLM_USE_V1=1 vllm serve Qwen/Qwen3-14B", 1),
+        ("vllm serve Qwen/Qwen3-14B --kv-offloading-backend lmcache --kv-offloading-size 8", 0),
+        ("vllm serve Qwen/Qwen3-14B --eplb-config '{}'", 1),
+        ("vllm serve Qwen/Qwen3-14B --swap-space 4", 6),
+        ("vllm serve Qwen/Qwen3-14B --max-num-seqs 512 --max-num-batched-tokens 256", 6),
+        ("vllm serve Qwen/Qwen3-14B --gpu-memory-utilization 0.15", 6),
+        ("vllm serve Qwen/Qwen3-14B --max-model-len 999999", 6),
+        ("vllm serve --max-num-seqs 512", 1),
+    ],
+)
+def test_exit_codes(command: str, code: int) -> None:
+    assert check_command(command, subject()).exit_code == code
+
+
+def test_a_broken_combination_is_repaired_in_the_accepted_command() -> None:
+    report = check_command("vllm serve m --max-num-seqs 512 --max-num-batched-tokens 256 --port 80", subject())
+    assert report.accepted == ("vllm", "serve", "m", "--max-num-batched-tokens", "256", "--max-num-seqs", "256", "--port", "80")
+    assert report.changes == ("max_num_seqs: 512 -> 256 (max_num_batched_tokens 256 is below max_num_seqs 512)",)
+
+
+def test_an_unknown_model_is_said_and_the_rest_goes_on() -> None:
+    report = check_command("vllm serve org/own --enforce-eagr", subject(model=None))
+    assert "not known" in report.memory
+    assert "did you mean --enforce-eager?" in report.findings[0].message
+
+
+def test_vllms_own_objection_wins() -> None:
+    report = check_command("vllm serve m", subject(), ask=lambda model, config: f"ValueError: {model} is refused")
+    assert report.exit_code == 6
+    assert "ValueError: m is refused" in render_check(report)
+    assert report.to_json()["engine"] == "ValueError: m is refused"
+
+
+def test_the_report_of_a_space() -> None:
+    space = build_space(subject(model="Qwen/Qwen3.5-9B"))
+    assert space_text(space) == (GOLDEN / "space_qwen3.5-9b.txt").read_text()
+    document = space_document(space)
+    assert document["format_version"] == 1
+    assert document["points"] == space.size

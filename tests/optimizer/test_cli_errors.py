@@ -1,0 +1,107 @@
+"""Bad input: one paragraph that names the rule, the value and what to type next; exit 2 or 3; nothing started, nothing stored."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from vopt.optimizer import subject
+from vopt.optimizer.cli import app
+
+MODEL = "Qwen/Qwen3.5-35B-A3B-FP8"
+SIMULATED = ["--model", MODEL, "--simulate", "h200"]
+
+
+def run(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
+    assert done.stdout == ""
+    return done.exit_code, done.stderr
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "named"),
+    [
+        (["--goal", "thruput", *SIMULATED], 2, ["thruput", "throughput"]),
+        ([*SIMULATED], 2, ["no goal", "--goal throughput"]),
+        (["--goal", "throughput", "--simulate", "h200"], 2, ["no model", "--model"]),
+        (["--goal", "throughput", "--model", "./nowhere", "--simulate", "h200"], 2, ["./nowhere", "hub id"]),
+        (["--goal", "throughput", *SIMULATED, "--simulate", "h900"], 2, ["h900", "h200"]),
+        (["--goal", "throughput", *SIMULATED, "--set", "max_num_seq=5"], 2, ["max_num_seq", "max_num_seqs"]),
+        (["--goal", "throughput", *SIMULATED, "--set", "max_num_seqs=many"], 2, ["max_num_seqs", "many", "integer"]),
+        (["--goal", "throughput", *SIMULATED, "--set", "max_num_seqs"], 2, ["max_num_seqs", "NAME=VALUE"]),
+        (["--goal", "throughput", *SIMULATED, "--vary", "scheduling_policy=lof"], 2, ["lof", "fcfs"]),
+        (["--goal", "throughput", *SIMULATED, "--set", "max_model_len=512"], 2, ["512", "max_model_len", "tokens"]),
+        (["--goal", "throughput", *SIMULATED, "--workload", "chatt"], 2, ["chatt", "chat"]),
+        (["--goal", "throughput", *SIMULATED, "--rate", "5"], 2, ["closed loop", "--goal latency"]),
+        (["--goal", "latency", *SIMULATED, "--rate", "-1"], 2, ["-1", "--rate"]),
+        (["--goal", "latency", *SIMULATED, "--rate", "nan"], 2, ["nan", "--rate"]),
+        (["--goal", "throughput", *SIMULATED, "--concurrency", "0"], 2, ["0", "--concurrency"]),
+        (["--goal", "throughput", *SIMULATED, "--limit", "p95_tft_s<=0.5"], 2, ["p95_tft_s", "p95_ttft_s"]),
+        (["--goal", "throughput", *SIMULATED, "--limit", "p95_ttft_s<=0.5parsec"], 2, ["parsec"]),
+        (["--goal", "throughput", *SIMULATED, "--min-success", "0.9", "--limit", "success_rate>=0.95"], 2, ["--min-success"]),
+        (["--goal", "throughput", *SIMULATED, "--engine", "tgi"], 2, ["tgi", "server"]),
+        (["--goal", "throughput", *SIMULATED, "--sampler", "oracle"], 2, ["oracle", "gp"]),
+        (["--goal", "throughput", *SIMULATED, "--mode", "fastest"], 2, ["fastest", "balanced"]),
+        (["--goal", "throughput", *SIMULATED, "--space", "absent.toml"], 2, ["absent.toml"]),
+        (["--goal", "throughput", *SIMULATED, "--seed-from", "nothing-1"], 3, ["studies.db", "no"]),
+        (["--goal", "throughput", *SIMULATED, "--storage", "nonsense://x"], 3, ["nonsense"]),
+        (["--goal", "throughput", *SIMULATED, "--storage", "sqlite:////proc/no/studies.db"], 3, ["/proc/no"]),
+        (["--goal", "throughput", *SIMULATED, "--", "serve", MODEL], 2, ["serve", "vllm serve"]),
+        (["--goal", "throughput", "--model", "A/b", "--simulate", "h200", "--", "vllm", "serve", MODEL], 2, ["two models"]),
+        (
+            ["--goal", "throughput", *SIMULATED, "--", "vllm", "serve", "--num-scheduler-steps", "8"],
+            2,
+            ["--num-scheduler-steps"],
+        ),
+        (["--goal", "throughput", *SIMULATED, "--set", "api_key=sk-1234567890"], 2, ["VLLM_API_KEY"]),
+        (["--goal", "throughput", *SIMULATED, "--trials", "0"], 2, ["--trials"]),
+        (["--goal", "throughput", *SIMULATED, "--window", "soon"], 2, ["soon", "90s"]),
+        (["--goal", "throughput", *SIMULATED, "--window", "-5"], 2, ["window"]),
+        (["--goal", "throughput", "--model", MODEL, "--python", "/bin/true"], 3, ["/bin/true", "--simulate"]),
+    ],
+)
+def test_says_what_is_wrong_before_anything_starts(words: list[str], code: int, named: list[str], tmp_path: Path) -> None:
+    exit_code, message = run("search", *words)
+    assert (exit_code, [word for word in named if word not in message]) == (code, []), message
+    assert "Traceback" not in message
+    assert "sk-1234567890" not in message
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (None, "config.json"),
+        ('{"architectures": ["Qwen3ForCausalLM"], "hidden', "truncated"),
+        ("[1, 2]", "not an object"),
+        (json.dumps({"architectures": ["NewThing"], "model_type": "new"}), "cannot be simulated"),
+    ],
+)
+def test_a_directory_that_is_no_model(config: str | None, named: str, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    if config is not None:
+        (model / "config.json").write_text(config)
+    exit_code, message = run("search", "--goal", "throughput", "--model", str(model), "--simulate", "h200")
+    assert exit_code == 2
+    assert named in message
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_no_gpu_and_no_simulation_names_the_ways_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(subject, "vllm_version", lambda python: "0.33.0")
+    monkeypatch.setattr(subject.gpus, "inventory", lambda: ())
+    exit_code, message = run("search", "--goal", "throughput", "--model", MODEL, "--python", sys.executable)
+    assert exit_code == 3
+    assert "no NVIDIA GPU" in message
+    assert "--simulate h200" in message
+    assert list(tmp_path.iterdir()) == []
