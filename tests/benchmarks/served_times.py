@@ -1,12 +1,14 @@
 """Times of our client beside those of ``vllm bench serve``: the same requests, one real ``vllm serve``, in one run.
 
-    python tests/benchmarks/served_times.py [--rounds 4] [--requests 96] [--concurrency 4]
+    python tests/benchmarks/served_times.py [--rounds 4] [--requests 96] [--concurrency 2]
 
 A tiny model with random weights is served by the vLLM for the CPU that this interpreter has. Prefix caching is off, so that
-both clients can send the very same prompts. Each client runs in a fresh process, in turn (ABBA); the first round
-warms both up and is dropped. Ours is ``drive`` over ``HttpEngine``; theirs is ``vllm.benchmarks.serve.benchmark``, the function
-behind the command, with the sampling parameters that ours sends. Both figures have one definition (TTFT, TPOT and E2E over the
-whole run). Target: means of TTFT and E2E within 5 % of each other.
+both clients can send the very same prompts, and both send them at the same time, each from a fresh process at its own
+concurrency: what else the machine does then meets both alike (in turn, one client alone differed by 10 to 20 % from run to run on
+two shared cores). The first round warms up and is dropped. Ours is ``drive`` over ``HttpEngine``; theirs is
+``vllm.benchmarks.serve.benchmark``, the function behind the command, with the sampling parameters that ours sends. Both figures
+have one definition (TTFT, TPOT and E2E over the whole run).
+Target: means of TTFT and E2E within 5 % of each other.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ async def ours(url: str, model: str, count: int, concurrency: int) -> dict[str, 
 async def theirs(url: str, model: str, count: int, concurrency: int) -> dict[str, float]:
     from vllm.benchmarks.datasets import SampleRequest
     from vllm.benchmarks.serve import TaskType, benchmark
+    from vllm.tokenizers import get_tokenizer
 
     from vopt.optimizer.load.target import NEUTRAL
 
@@ -74,7 +77,7 @@ async def theirs(url: str, model: str, count: int, concurrency: int) -> dict[str
         base_url=url,
         model_id=model,
         model_name=model,
-        tokenizer=None,
+        tokenizer=get_tokenizer(model),  # without one it leaves TTFT and TPOT out
         input_requests=samples,
         logprobs=None,
         request_rate=float("inf"),
@@ -97,15 +100,23 @@ async def theirs(url: str, model: str, count: int, concurrency: int) -> dict[str
 CLIENTS = {"ours": ours, "theirs": theirs}
 
 
-def in_a_fresh_process(client: str, url: str, model: str, asked: argparse.Namespace) -> dict[str, float]:
-    words = ["--child", client, "--url", url, "--model", model]
-    words += ["--requests", str(asked.requests), "--concurrency", str(asked.concurrency)]
-    done = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr[-3000:])
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    assert figures["completed"] == asked.requests, figures
-    return figures
+def side_by_side(url: str, model: str, asked: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Both clients at the same time, each in a fresh process, begun together once both have imported what they need."""
+    running = {}
+    for client in CLIENTS:
+        words = ["--child", client, "--url", url, "--model", model]
+        words += ["--requests", str(asked.requests), "--concurrency", str(asked.concurrency)]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        running[client] = subprocess.Popen([sys.executable, __file__, *words], text=True, **pipes)
+    for process in running.values():
+        while (line := process.stdout.readline().strip()) != "ready":
+            assert process.poll() is None, line
+    for process in running.values():
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    found = {client: json.loads(process.communicate(timeout=300)[0].splitlines()[-1]) for client, process in running.items()}
+    assert all(figures["completed"] == asked.requests for figures in found.values()), found
+    return found
 
 
 def compare(asked: argparse.Namespace, directory: Path) -> dict[str, list[dict[str, float]]]:
@@ -123,8 +134,7 @@ def compare(asked: argparse.Namespace, directory: Path) -> dict[str, list[dict[s
         server.start(lambda phase, words: None)
         target = server.target
         for number in range(asked.rounds + 1):
-            for client in list(CLIENTS) if number % 2 else list(reversed(CLIENTS)):
-                figures = in_a_fresh_process(client, target.base_url, target.model, asked)
+            for client, figures in side_by_side(target.base_url, target.model, asked).items():
                 if number:
                     runs[client].append(figures)
     finally:
@@ -136,18 +146,25 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--requests", type=int, default=96)
-    parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--concurrency", type=int, default=2)
     parser.add_argument("--child", choices=CLIENTS)
     parser.add_argument("--url")
     parser.add_argument("--model")
     asked = parser.parse_args()
     if asked.child:
+        if asked.child == "theirs":
+            import vllm.benchmarks.serve  # noqa: F401 - imported before the start is given, as ours is
+        import vopt.optimizer.load.drive  # noqa: F401
+
+        print("ready", flush=True)
+        sys.stdin.readline()
         figures = asyncio.run(CLIENTS[asked.child](asked.url, asked.model, asked.requests, asked.concurrency))
         print(json.dumps({name: figures[name] for name in ("completed", *NAMES)}))
         return
     with tempfile.TemporaryDirectory() as place:
         runs = compare(asked, Path(place))
-    print(f"{asked.requests} requests, {asked.concurrency} in flight, medians of {asked.rounds} rounds (lowest to highest)")
+    print(f"{asked.requests} requests and {asked.concurrency} in flight each, at the same time;", end=" ")
+    print(f"medians of {asked.rounds} rounds (lowest to highest)")
     print(f"{'':<20}{'vopt':>28}{'vllm bench serve':>28}{'difference':>12}")
     for name in NAMES:
         cells, middles = [], []
