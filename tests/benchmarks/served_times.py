@@ -4,8 +4,8 @@
 
 A tiny model with random weights is served by the vLLM for the CPU that this interpreter has. Prefix caching is off, so that
 both clients can send the very same prompts, and both send them at the same time, each from a fresh process at its own
-concurrency: what else the machine does then meets both alike (in turn, one client alone differed by 10 to 20 % from run to run on
-two shared cores). The first round warms up and is dropped. Ours is ``drive`` over ``HttpEngine``; theirs is
+concurrency: what else the machine does then meets both alike (in turn, one client alone differed by 10 to 20 % from run to run
+on two shared cores). The first round warms up and is dropped. Ours is ``drive`` over ``HttpEngine``; theirs is
 ``vllm.benchmarks.serve.benchmark``, the function behind the command, with the sampling parameters that ours sends. Both figures
 have one definition (TTFT, TPOT and E2E over the whole run).
 Target: means of TTFT and E2E within 5 % of each other.
