@@ -22,6 +22,8 @@ from vopt.optimizer.prepare import concurrency_of
 
 DESCRIPTORS_BESIDE = 64
 """Files and sockets that this process has open beside one socket for each request in flight."""
+OPEN_LOOP_DESCRIPTORS = 65_535
+"""What vLLM raises its own limit to (``vllm/utils/system_utils.py``): an open loop has no bound on requests in flight."""
 PROBES = 2 + len(LEVELS)
 """Most loads that finding a concurrency, and then a window, can take."""
 LONGEST_WINDOW_S = 7 * 86400.0
@@ -93,18 +95,23 @@ def _check_requests(options: BenchOptions) -> None:
 
 
 def check_descriptors(concurrency: int | None) -> None:
-    """``UsageError`` when this process may not open a socket for each request in flight; a soft limit is raised."""
-    if concurrency is None:
-        return
-    needed = concurrency + DESCRIPTORS_BESIDE
+    """``UsageError`` when this process may not open a socket for each request in flight; a soft limit is raised.
+
+    The usual soft limit is 1,024 files, which an open loop or the search for a concurrency can exceed.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and needed > hard:
+    unbounded = resource.RLIM_INFINITY
+    needed = (2 * LEVELS[-1] if concurrency is None else concurrency) + DESCRIPTORS_BESIDE
+    if concurrency is not None and hard != unbounded and needed > hard:
         raise UsageError(
             f"--concurrency {concurrency}: this process may open {hard} files, and each request in flight is one",
             hint=f"--concurrency {max(1, hard - DESCRIPTORS_BESIDE)}, or raise the limit: ulimit -Hn {needed}",
         )
-    if soft != resource.RLIM_INFINITY and needed > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    if concurrency is None:
+        needed = max(needed, OPEN_LOOP_DESCRIPTORS)
+    wanted = needed if hard == unbounded else min(needed, hard)
+    if soft != unbounded and wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def replayed(asked: Asked, workload: Workload) -> Asked:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from vopt.optimizer.bench import BenchLabels, BenchOutcome, BenchResult, run_bench, write_records
 from vopt.optimizer.bench_load import checked_load, checked_output, find_slos, load_words, replayed
@@ -198,7 +198,7 @@ def spec_of(subject: Subject, options: BenchOptions, asked: Asked, directory: Pa
         arguments=arguments,
         directory=own,
         python=subject.python,
-        served_model_name=served_name(subject, arguments),
+        served_model_name=subject.served_name(arguments),
         front_end=subject.front_end,
         revision=subject.model.revision,
         environment=subject.environment,
@@ -206,13 +206,6 @@ def spec_of(subject: Subject, options: BenchOptions, asked: Asked, directory: Pa
         deadlines=Deadlines(load_s=asked.deadline_s),
         seed=options.seed,
     )
-
-
-def served_name(subject: Subject, arguments: Mapping[str, Any]) -> str:
-    """What ``/v1/models`` will list: the first ``served_model_name``, else the model as it is named."""
-    stated = arguments.get("served_model_name")
-    names = stated if isinstance(stated, (list, tuple)) else [stated]
-    return str(names[0]) if names and names[0] else subject.model.name
 
 
 def _bench_server(options: BenchOptions, asked: Asked, slos: Mapping[str, float], told: Told) -> BenchOutcome:

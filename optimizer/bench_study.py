@@ -146,7 +146,7 @@ def _bench(subject: Subject, stored: SearchOptions, record: StudyRecord, measure
             arguments=subject.fixed | request.config,
             directory=directory / request.label,
             python=subject.python,
-            served_model_name=subject.model.name,
+            served_model_name=subject.served_name(request.config),
             front_end=subject.front_end,
             revision=subject.model.revision,
             environment=subject.environment,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vopt.objectives.goals import DEFAULT_MIN_SUCCESS
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.bench import BenchLabels, BenchResult, MeasuredLoad, bench_document, repeat_summary
 from vopt.optimizer.evaluate import UNEXPECTED_HIT_RATE
@@ -79,6 +80,11 @@ def checks(loads: Sequence[MeasuredLoad], source: RequestSource) -> list[tuple[s
     hits = max((measured.metrics.get("prefix_hit_rate") or 0.0 for measured in loads), default=0.0)
     if not reuses and hits >= UNEXPECTED_HIT_RATE:
         found.append((UNEXPECTED_HITS, f"{hits:.1%} of the prompt tokens came from the prefix cache, though no prompt repeats"))
+    least = min((measured.metrics.get("success_rate") for measured in loads), key=lambda share: 1.0 if share is None else share)
+    if least is not None and least < DEFAULT_MIN_SUCCESS:
+        found.append(
+            ("", f"only {least:.1%} of the requests succeeded: latencies are over those alone, which may be the easy ones")
+        )
     for measured in loads:
         if measured.load.status is not LoadStatus.COMPLETE:
             found.append(("", f"a load ended as {measured.load.status.value}: {measured.load.detail or 'no further words'}"))

@@ -78,6 +78,12 @@ class Subject:
         """The launch command of one configuration, ``--set`` arguments included."""
         return to_argv(self.model.name, self.fixed | config, self.front_end, self.schema)
 
+    def served_name(self, config: Mapping[str, Any]) -> str:
+        """What ``/v1/models`` lists for one configuration: the first ``served_model_name``, else the model as it is named."""
+        stated = (self.fixed | config).get("served_model_name")
+        names = stated if isinstance(stated, (list, tuple)) else [stated]
+        return str(names[0]) if names and names[0] else self.model.name
+
 
 def find_subject(options: SpaceOptions | BenchOptions, say: Callable[[str], None] = lambda _: None) -> Subject:
     """Everything above from what was typed, before any engine starts.

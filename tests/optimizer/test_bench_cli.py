@@ -193,6 +193,7 @@ def test_failures_are_shown_by_kind_with_their_first_message() -> None:
     assert row.split()[:2] == ["stream_error", "8"]
     assert "the engine broke" in row
     assert "16 and 8 in the whole run" in result.stdout
+    assert "of the requests succeeded: latencies are over those alone" in result.stdout
 
 
 def test_a_server_that_refuses_everything() -> None:

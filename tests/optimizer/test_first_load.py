@@ -1,0 +1,104 @@
+"""What a load leaves open is found on the first engine, with prompts of its own for every probe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from vopt.objectives.records import LoadResult, LoadStatus, LoadWindow, RequestFailure, RequestFailureKind, RequestRecord
+from vopt.optimizer.engine.base import OnTick
+from vopt.optimizer.first_load import NUMBERS_APART, NumberedLoads, first_load
+from vopt.optimizer.load.plan import Arrivals, LoadPlan
+from vopt.optimizer.load.source import RequestSource
+from vopt.optimizer.measurement import Asked
+from vopt.optimizer.trial import EngineFailure
+
+SOURCE = RequestSource(lengths=((10, 4),) * 64, first_number=7)
+
+
+def record(index: int, sent: float, took: float) -> RequestRecord:
+    times = tuple(sent + took * part for part in (0.25, 0.5, 0.75, 1.0))
+    return RequestRecord(index, sent, sent, sent + took, 10, 4, 4, times, (1, 1, 1, 1), times[0], "stop")
+
+
+def finished(plan: LoadPlan, per_s: float, took: float = 1.0) -> LoadResult:
+    count = int(per_s * plan.window_s)
+    records = tuple(record(index, index / per_s, took) for index in range(count))
+    window = LoadWindow(0.0, plan.window_s + took)
+    return LoadResult(records, window, LoadStatus.COMPLETE, concurrency=plan.concurrency, rate=plan.rate)
+
+
+class Engine:
+    """Saturates at 128 in flight; remembers its loads."""
+
+    def __init__(self, took: float = 1.0) -> None:
+        self.plans: list[LoadPlan] = []
+        self.numbers: list[int] = []
+        self.took = took
+
+    def load(self, source: RequestSource, plan: LoadPlan, on_tick: OnTick) -> LoadResult:
+        self.plans.append(plan)
+        self.numbers.append(source.first_number)
+        per_s = plan.rate or min(plan.concurrency or 0, 128) / 16
+        return finished(plan, per_s, self.took)
+
+    def once(self) -> Callable[[LoadPlan], LoadResult]:
+        return NumberedLoads(SOURCE, lambda tick: True).on(self.load)
+
+
+def test_probes_and_loads_share_no_prompt() -> None:
+    engine, said = Engine(), []
+    found = first_load(Asked(Arrivals.CLOSED, window_s=30.0), engine.once(), said.append)
+    assert found.load.concurrency == 128
+    assert said[0].startswith("concurrency: 128")
+    assert engine.numbers == [7 + n * NUMBERS_APART for n in range(len(engine.numbers))]
+    assert len(engine.numbers) == len(found.probes) + 1
+    assert all(plan.max_requests is None for plan in engine.plans[:-1])
+
+
+def test_what_was_given_needs_one_load_with_the_sources_own_numbers() -> None:
+    engine = Engine()
+    found = first_load(Asked(Arrivals.CLOSED, concurrency=16, window_s=30.0, max_requests=99), engine.once(), print)
+    assert (engine.numbers, found.probes) == ([7], ())
+    assert engine.plans[0].max_requests == 99
+    assert found.measurement is not None
+    assert found.measurement.plan.stall_after_s == pytest.approx(3.0)
+    assert set(found.measurement.observed_output_tokens.values()) == {4}
+
+
+def test_a_window_shorter_than_two_requests_is_measured_again() -> None:
+    engine = Engine(took=50.0)
+    found = first_load(Asked(Arrivals.CLOSED, concurrency=16), engine.once(), print)
+    assert [plan.window_s for plan in engine.plans] == [60.0, pytest.approx(100.0)]
+    assert len(found.probes) == 1
+
+
+def test_an_open_loop_without_a_rate_gets_a_share_of_what_is_sustained() -> None:
+    engine, said = Engine(), []
+    found = first_load(Asked(Arrivals.POISSON, window_s=30.0), engine.once(), said.append)
+    sustained = 8.0 * 30.0 / 31.0
+    assert found.load.rate == pytest.approx(0.6 * sustained, rel=0.02)
+    assert found.load.concurrency is None
+    assert "rate" in said[-1]
+
+
+def test_a_replay_is_taken_as_it_is() -> None:
+    plans: list[LoadPlan] = []
+
+    def load(plan: LoadPlan) -> LoadResult:
+        plans.append(plan)
+        return finished(plan, 2.0, took=50.0)
+
+    first_load(Asked(Arrivals.REPLAY, window_s=30.0), load, print)
+    assert [(plan.rate, plan.concurrency, plan.window_s) for plan in plans] == [(None, None, 30.0)]
+
+
+def test_a_probe_without_an_answer_is_a_failure_in_words() -> None:
+    def broken(source: RequestSource, plan: LoadPlan, on_tick: OnTick) -> LoadResult:
+        failure = RequestFailure(RequestFailureKind.HTTP_STATUS, "HTTP 500: no way")
+        bad = RequestRecord(0, 0.0, 0.0, 0.1, 10, 4, 0, failure=failure)
+        return LoadResult((bad,), None, LoadStatus.REPEATED_ERRORS)
+
+    with pytest.raises(EngineFailure, match="concurrency 64 finished no request: 1 x http_status: HTTP 500: no way"):
+        first_load(Asked(Arrivals.CLOSED), NumberedLoads(SOURCE, lambda tick: True).on(broken), print)
