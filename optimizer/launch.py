@@ -22,7 +22,7 @@ from vopt.optimizer.options import ResumeOptions, SearchOptions
 from vopt.optimizer.prepare import conditions_of, find_asked, find_goals, find_load, setup_of, with_typed
 from vopt.optimizer.report.raw import read_records
 from vopt.optimizer.samplers import KINDS
-from vopt.optimizer.schedule import plan
+from vopt.optimizer.schedule import plan, plan_text
 from vopt.optimizer.search import search
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.setup import Pinned, SearchSetup
