@@ -10,10 +10,10 @@ from vopt.objectives.records import LoadStatus
 from vopt.optimizer.bench import BenchLabels, BenchResult, MeasuredLoad, bench_document, repeat_summary
 from vopt.optimizer.evaluate import UNEXPECTED_HIT_RATE
 from vopt.optimizer.load.source import RequestSource
+from vopt.optimizer.measurement import CLIENT_LIMITED
 from vopt.optimizer.report.blocks import Block, Column, Facts, Line, Table, TableMaker, plain_text
 from vopt.optimizer.report.wording import NONE, command_text, metric_label, metric_text, metric_unit, one_line, plural
 
-CLIENT_LIMITED = "client_limited"
 UNEXPECTED_HITS = "unexpected_prefix_hits"
 SHOWN = (
     *("tokens_per_s", "output_tokens_per_s", "requests_per_s", "goodput_per_s", "success_rate"),

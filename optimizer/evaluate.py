@@ -20,7 +20,7 @@ from vopt.optimizer.first_load import NumberedLoads, first_load
 from vopt.optimizer.history import FailureSummary, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.load.plan import Tick
 from vopt.optimizer.load.source import RequestSource
-from vopt.optimizer.measurement import Asked, Measurement
+from vopt.optimizer.measurement import CLIENT_LIMITED, Asked, Measurement
 from vopt.optimizer.trial import EngineFailure, Failed, Measured, Outcome, Phase, Started, TrialSpec
 
 OpenSession = Callable[[TrialSpec, bool], Session]
@@ -191,7 +191,7 @@ class Evaluator:
         if metrics and not self.bench.source.shared_prefixes and (metrics.get("prefix_hit_rate") or 0.0) >= UNEXPECTED_HIT_RATE:
             flags.append("unexpected_prefix_hits")
         if load is not None and load.client.limited:
-            flags.append("client_limited")
+            flags.append(CLIENT_LIMITED)
         return tuple(flags)
 
 

@@ -11,6 +11,8 @@ from vopt.optimizer.load.plan import Arrivals, LoadPlan
 
 SHORTEST_WINDOW_S = 60.0
 STALL_FACTOR = 3.0
+CLIENT_LIMITED = "client_limited"
+"""Flag of a start or a bench whose load the client bounded, not the engine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 from vopt.objectives.records import LoadResult, LoadStatus
 from vopt.optimizer import caches, gpus
 from vopt.optimizer.engine.base import OnPhase, OnTick
-from vopt.optimizer.engine.failures import Ending, classify
+from vopt.optimizer.engine.failures import LINES_KEPT, Ending, classify, clean, root_cause
 from vopt.optimizer.engine.interpreter import probe
 from vopt.optimizer.engine.kin import descendants
 from vopt.optimizer.engine.process import engine_environment
 from vopt.optimizer.engine.startup_log import read_start_log
 from vopt.optimizer.engine.supervised import GRACE_S, SupervisedProcess, tail
-from vopt.optimizer.load.client import HttpEngine
+from vopt.optimizer.load.client import HttpEngine, RefusedByServer
 from vopt.optimizer.load.drive import drive
 from vopt.optimizer.load.plan import LoadPlan
 from vopt.optimizer.load.source import RequestSource
@@ -32,6 +32,11 @@ from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Phase, Star
 LOOPBACK = "127.0.0.1"
 READY_POLL_S = 0.5
 CHILD_POLL_S = 0.2
+BROKEN_ANSWERS = 5
+BROKEN_AFTER_S = 10.0
+"""A server of ours that answers every question with an HTTP error for so long is broken, not late: vLLM listens only once
+its engine is up. Seen on an H200 host with vLLM 0.22.1, where a broken dependency of the HTTP server made every route answer
+500 while the engine was well."""
 _PLACE_FLAGS = (
     "--host",
     "--port",
@@ -118,14 +123,24 @@ class ServerSession:
         process = self._process
         assert process is not None
         async with HttpEngine(self.target) as engine:
+            refusals, refused_since = 0, 0.0
             while True:
                 if process.poll(0.0) is not None:
                     self._fail(Phase.START)
                 if time.monotonic() >= until:
                     self._fail(Phase.START, hang=True)
                 if process.pid is not None and listens(process.pid, self._port):
-                    with contextlib.suppress(OSError, TimeoutError, ValueError):
+                    try:
                         names = await engine.models()
+                    except RefusedByServer as refusal:
+                        refused_since = refused_since if refusals else time.monotonic()
+                        refusals += 1
+                        if refusals >= BROKEN_ANSWERS and time.monotonic() - refused_since >= BROKEN_AFTER_S:
+                            self._fail_broken(str(refusal))
+                    except (OSError, TimeoutError, ValueError):
+                        refusals = 0
+                    else:
+                        refusals = 0
                         if self.served_name in names:
                             return
                         if names:
@@ -169,6 +184,14 @@ class ServerSession:
         if held:
             failed = dataclasses.replace(failed, detail=f"{failed.detail}; {'; '.join(held)}")
         raise EngineFailure(dataclasses.replace(failed, started=self._started, load=load))
+
+    def _fail_broken(self, answer: str) -> NoReturn:
+        """The engine is up and the HTTP server before it answers errors only: the installation's fault, whatever is tried."""
+        self.close()
+        log_tail = self._lines(LINES_KEPT)
+        last = root_cause(log_tail) or next((line for line in reversed(log_tail) if line.strip()), "nothing")
+        words = f"the server listens, but {answer} (for {BROKEN_AFTER_S:g} s and more); its log's last error: {clean(last)}"
+        raise EngineFailure(Failed(Phase.START, FailureKind.DRIVER, words[:1000], log_tail=log_tail))
 
     def _lines(self, most: int) -> tuple[str, ...]:
         return tail(self._spec.directory / "engine.log", most)

@@ -39,6 +39,12 @@ _ENGINE_MAY_BE_DEAD = frozenset(
         RequestFailureKind.TIMEOUT_CONNECT,
     }
 )
+REFUSAL_CHARS = 300
+"""Of the body of an HTTP error, how much is told."""
+
+
+class RefusedByServer(ValueError):
+    """An HTTP error where an answer was due; says the status and the beginning of the body."""
 
 
 class HttpEngine:
@@ -160,13 +166,16 @@ class HttpEngine:
         return sample
 
     async def models(self) -> tuple[str, ...]:
-        """The names that ``/v1/models`` lists. Raises ``OSError``, ``TimeoutError`` or ``ValueError`` (no such list)."""
+        """The names that ``/v1/models`` lists.
+
+        Raises ``OSError``, ``TimeoutError``, ``RefusedByServer`` (an HTTP error) or ``ValueError`` (no such list).
+        """
         try:
             status, text = await self.get("/v1/models")
         except aiohttp.ClientError as error:
             raise OSError(str(error)) from error
         if status != 200:
-            raise ValueError(f"/v1/models answers HTTP {status}")
+            raise RefusedByServer(f"/v1/models answers HTTP {status}: {' '.join(text.split())[:REFUSAL_CHARS]}")
         document = json.loads(text)
         entries = document.get("data") if isinstance(document, dict) else None
         if not isinstance(entries, list):
