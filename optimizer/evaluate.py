@@ -56,6 +56,8 @@ class Evaluator:
     def __call__(self, request: TrialRequest) -> TrialRecord:
         """Never raises for what an engine does wrong: that is in the record's ``failure``."""
         spec = self.bench.spec_for(request)
+        if self.measurement is not None:
+            spec = replace(spec, client_processes=self.measurement.client_processes)
         spec.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         began_at = datetime.now(UTC).isoformat(timespec="seconds")
         served = self.bench.served_confirmation and request.stage in (Stage.CONFIRMATION, Stage.SOAK)

@@ -24,8 +24,9 @@ from vopt.optimizer.engine.supervised import GRACE_S, SupervisedProcess, tail
 from vopt.optimizer.load.client import HttpEngine, RefusedByServer
 from vopt.optimizer.load.drive import drive
 from vopt.optimizer.load.plan import LoadPlan
+from vopt.optimizer.load.shares import client_processes
 from vopt.optimizer.load.source import RequestSource
-from vopt.optimizer.load.spread import Clients, spread
+from vopt.optimizer.load.spread import spread
 from vopt.optimizer.load.target import API_KEY_VARIABLES, Target
 from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Phase, Started, TrialSpec
 
@@ -55,7 +56,7 @@ class ServerSession:
     ``argv`` is the command that a user would run (``vllm serve MODEL ...``). It runs with the trial's interpreter, on a free
     port of 127.0.0.1 whatever host, port or TLS it names. It is ready when our own child is alive, the port is held by a
     process of ours, and ``/v1/models`` lists the expected name: a foreign server on the port never gets a request.
-    ``clients`` processes load it; ``None``: one, or more if one turns out to be the limit.
+    ``clients`` processes load it; ``None``: as many as ``client_processes`` says for each plan.
     """
 
     def __init__(self, spec: TrialSpec, argv: Sequence[str], *, clients: int | None = None) -> None:
@@ -69,7 +70,7 @@ class ServerSession:
         self._idle: dict[str, int] = {}
         self._started: Started | None = None
         self._closed: tuple[str, ...] | None = None
-        self._clients = Clients(clients)
+        self._clients = clients
 
     @property
     def served_name(self) -> str:
@@ -149,11 +150,11 @@ class ServerSession:
 
     def load(self, source: RequestSource, plan: LoadPlan, on_tick: OnTick) -> LoadResult:
         with quiet_collector():
-            result = self._clients.load(
-                lambda own: asyncio.run(self._load(own, plan, on_tick)),
-                lambda own, n: spread(self.target, own, plan, on_tick, n, owned=True),
-                source,
-            )
+            clients = client_processes(plan) if self._clients is None else self._clients
+            if clients > 1:
+                result = spread(self.target, source, plan, on_tick, clients, owned=True)
+            else:
+                result = asyncio.run(self._load(source, plan, on_tick))
         if result.status is LoadStatus.ENGINE_DIED:
             self._fail(Phase.LOAD, exception=result.detail, load=result)
         return result
@@ -208,7 +209,7 @@ class UrlSession:
 
     def __init__(self, target: Target, *, clients: int | None = None) -> None:
         self._target = target
-        self._clients = Clients(clients)
+        self._clients = clients
 
     def start(self, on_phase: OnPhase) -> Started:
         """Ask what it serves. ``EngineFailure`` when it does not answer or does not serve the model."""
@@ -231,11 +232,10 @@ class UrlSession:
 
     def load(self, source: RequestSource, plan: LoadPlan, on_tick: OnTick) -> LoadResult:
         with quiet_collector():
-            return self._clients.load(
-                lambda own: asyncio.run(self._load(own, plan, on_tick)),
-                lambda own, n: spread(self._target, own, plan, on_tick, n),
-                source,
-            )
+            clients = client_processes(plan) if self._clients is None else self._clients
+            if clients > 1:
+                return spread(self._target, source, plan, on_tick, clients)
+            return asyncio.run(self._load(source, plan, on_tick))
 
     async def _load(self, source: RequestSource, plan: LoadPlan, on_tick: OnTick) -> LoadResult:
         async with HttpEngine(self._target, total_timeout_s=plan.total_timeout_s) as engine:

@@ -72,7 +72,9 @@ def test_asking_for_a_modelled_one_is_not() -> None:
 
 def test_trials_await_the_name_that_their_command_serves() -> None:
     """``vllm serve --served-model-name x`` lists x and not the model; a start that waits for the model would never end."""
-    named = SearchOptions(model="Qwen/Qwen3-8B", goal=("throughput",), simulate="H200", set=["served_model_name=house-model"])
+    named = SearchOptions(
+        model="Qwen/Qwen3-8B", goal=("throughput",), simulate="H200", set=['served_model_name=["house-model"]']
+    )
     study = cast("Study", SimpleNamespace(directory=Path("studies/s")))
     bench = prepare(named, lambda event: None).bench(study, lambda event: None)
     assert bench.spec_for(TrialRequest("0", EngineConfig(), Stage.SEARCH)).served_model_name == "house-model"
