@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from simulation import CHAT, DENSE, HYBRID, MOE, closed, model, run_load, tokens_per_s
+
 from vopt.optimizer.engine.hardware import hardware, hardware_names
 from vopt.optimizer.engine.roofline import StepTime, acceptance_length, estimate, rank
 from vopt.optimizer.errors import UsageError

@@ -9,8 +9,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import vopt.optimizer.engine.simulated_scheduler as scheduler_module
 from simulation import CHAT, DENSE, HYBRID, MEASURED, MOE, chat_lengths, closed, run_load, session, tokens_per_s
+
+import vopt.optimizer.engine.simulated_scheduler as scheduler_module
 from vopt.objectives.records import LoadStatus, RequestFailureKind
 from vopt.optimizer.engine.base import Engine, Session
 from vopt.optimizer.engine.simulated import Noise

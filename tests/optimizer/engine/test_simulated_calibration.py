@@ -21,6 +21,7 @@ from simulation import (
     session,
     tokens_per_s,
 )
+
 from vopt.optimizer.engine.simulated import SimulatedCaches
 from vopt.optimizer.load.plan import Arrivals, LoadPlan
 from vopt.optimizer.load.source import RequestSource
