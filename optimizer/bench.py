@@ -11,7 +11,7 @@ import gzip
 import json
 import os
 import time
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -196,7 +196,7 @@ def most_in_flight(records: Sequence[RequestRecord]) -> int:
     """Most requests in flight at any one time."""
     ends = sorted(record.ended_s for record in records)
     begins = sorted(record.sent_s for record in records)
-    return max((place + 1 - bisect_left(ends, at) for place, at in enumerate(begins)), default=0)
+    return max((place + 1 - bisect_right(ends, at) for place, at in enumerate(begins)), default=0)
 
 
 def _spec_decode(load: LoadResult) -> dict[str, Any]:

@@ -123,16 +123,6 @@ def engine_caches(root: Path) -> tuple[tuple[Path, int, float], ...]:
     return tuple(sorted(found, key=lambda entry: entry[2]))
 
 
-def shrink(root: Path, budget_bytes: int, *, keep: Path | None = None) -> tuple[Path, ...]:
-    """Remove whole engine caches, least recently used first, until they fit the budget; ``keep`` stays. What was removed."""
-    caches = engine_caches(root)
-    total = sum(size for _, size, _ in caches)
-    removed = []
-    for path, size, _ in caches:
-        if total <= budget_bytes:
-            break
-        if path != keep:
-            shutil.rmtree(path, ignore_errors=True)
-            total -= size
-            removed.append(path)
-    return tuple(removed)
+def remove(path: Path) -> None:
+    """Remove one engine cache. A running engine that uses it compiles again at its next start, nothing worse."""
+    shutil.rmtree(path, ignore_errors=True)

@@ -22,6 +22,7 @@ from vopt.search_spaces.rules import rule_violations
 
 FINE, WARNINGS, CANNOT_START = 0, 1, 6
 MOST_REPAIRS = 8
+FRONT_END = "front end: reaches the served command, not an engine in-process"
 
 NO_EFFECT = {
     "kv_offloading_backend": ("kv_offloading_size", "without --kv-offloading-size nothing is offloaded"),

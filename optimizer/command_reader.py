@@ -20,7 +20,6 @@ from vopt.search_spaces.arguments import Argument, Arguments, Kind
 ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 HUMAN = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 NUMBER = re.compile(r"-\d+|-\d*\.\d+")
-SHELL_WORDS = frozenset({"&&", "||", ";", "|", ">", ">>", "<", "2>&1", "2>"})
 MULTIPLIERS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -59,18 +58,27 @@ def human_integer(text: str) -> int:
 
 
 def _split(text: str) -> list[str]:
+    text = re.sub(r"\\\r?\n", " ", text).strip()
+    text = text.removesuffix("&")
     try:
-        words = shlex.split(re.sub(r"\\\r?\n", " ", text), comments=True)
+        words = shlex.split(text, comments=True)
     except ValueError as error:
         raise UsageError(
             f"the command is not valid shell text: {error}", hint="put quotes around JSON values: '{...}'"
         ) from error
-    if words and words[-1] == "&":
-        words.pop()
-    for word in words:
-        if word in SHELL_WORDS:
-            raise UsageError(f"the command holds {word!r}: give one `vllm serve` command alone")
     return words
+
+
+def _refuse_operators(text: str) -> None:
+    """Only one command is read: an operator outside quotes (but for a last ``&``) would start another or redirect."""
+    quote = ""
+    for i, character in enumerate(text):
+        if quote:
+            quote = "" if character == quote and (quote == "'" or text[i - 1] != "\\") else quote
+        elif character in "'\"" and text[i - 1 : i] != "\\":
+            quote = character
+        elif character in ";|<>&" and text[i - 1 : i] != "\\":
+            raise UsageError(f"the command holds {character!r}: give one `vllm serve` command alone")
 
 
 def _environment(words: list[str]) -> tuple[dict[str, str], list[str]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vopt.objectives.metrics import Metrics, compute_metrics, token_curve
-from vopt.objectives.records import LoadResult, LoadStatus
+from vopt.objectives.records import LoadResult, LoadStatus, RequestRecord
 from vopt.optimizer.early_end import early_end
 from vopt.optimizer.engine.base import Session
 from vopt.optimizer.events import Listener, LoadTicked, Note, PhaseBegan
@@ -220,7 +220,9 @@ class Evaluator:
                 failure = FailureSummary(failed.phase, failed.kind, failed.detail, failed.log_tail, failed.hint)
         metrics = None
         if load is not None:
-            write_records(spec.directory / "records.jsonl.gz", load)
+            write_records(
+                spec.directory / "records.jsonl.gz", load, most_chunks=SIMULATED_CHUNKS if self.bench.simulated else None
+            )
             metrics = compute_metrics(load, slos=self.bench.slos)
         environment = dict(self.bench.conditions())
         if self.measurement is not None:
@@ -259,6 +261,9 @@ class Evaluator:
             flags.append("client_limited")
         return tuple(flags)
 
+
+SIMULATED_CHUNKS = 16
+"""Chunks kept of a simulated request: its times between first and last token are arithmetic, not observation."""
 
 ARTEFACT_ACCEPTANCE = 0.95
 """Dummy weights repeat themselves, so drafts are accepted as no real text would be."""
@@ -308,10 +313,28 @@ def _needed(metrics: Metrics, name: str) -> float:
     return value
 
 
-def write_records(path: Path, load: LoadResult) -> None:
-    """Raw request records as gzip JSON lines, complete or absent: written aside, then renamed."""
+def write_records(path: Path, load: LoadResult, most_chunks: int | None = None) -> None:
+    """Raw request records as gzip JSON lines, complete or absent: written aside, then renamed.
+
+    ``most_chunks`` joins neighbouring chunks, first one apart, until no record has more.
+    """
     aside = path.with_suffix(".part")
     with gzip.open(aside, "wt", encoding="utf-8", compresslevel=1) as lines:
         for record in load.records:
-            lines.write(json.dumps(record.to_json(), separators=(",", ":")) + "\n")
+            kept = record if most_chunks is None else _joined(record, most_chunks)
+            lines.write(json.dumps(kept.to_json(), separators=(",", ":")) + "\n")
     aside.replace(path)
+
+
+def _joined(record: RequestRecord, most: int) -> RequestRecord:
+    times, tokens = record.chunk_times_s, record.chunk_tokens
+    if len(times) <= most:
+        return record
+    width = -(-(len(times) - 1) // (most - 1))
+    ends = [*range(width, len(times) - 1, width), len(times) - 1]
+    starts = [1, *(end + 1 for end in ends[:-1])]
+    return replace(
+        record,
+        chunk_times_s=(times[0], *(times[end] for end in ends)),
+        chunk_tokens=(tokens[0], *(sum(tokens[start : end + 1]) for start, end in zip(starts, ends, strict=True))),
+    )

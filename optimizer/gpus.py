@@ -98,6 +98,12 @@ def used_bytes(uuids: Iterable[str]) -> dict[str, int]:
     return {gpu.uuid: gpu.used_bytes for gpu in select(uuids)}
 
 
+def busy(chosen: Iterable[str]) -> tuple[Gpu, ...]:
+    """GPUs of this host outside ``chosen`` that compute for somebody: the host is shared, its CPUs and power with it."""
+    own = set(chosen)
+    return tuple(gpu for gpu in inventory() if gpu.uuid not in own and gpu.holders)
+
+
 def wait_until_idle(idle: dict[str, int], *, patience_s: float = 60.0, poll_s: float = 0.25) -> tuple[str, ...]:
     """Wait until the GPUs are back to ``idle`` bytes used, within 1 % of their memory; names of what still holds memory."""
     until = time.monotonic() + patience_s

@@ -9,6 +9,7 @@ from typing import Any
 
 from vopt.objectives.goals import Goal
 from vopt.objectives.metrics import Direction
+from vopt.optimizer.command import split_environment
 from vopt.optimizer.environment import fetch_weights, first_difference, has_torch
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.evaluate import Bench, Evaluator
@@ -62,16 +63,17 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
     def bench(study: Study, heard: Listener) -> Bench:
         def spec_for(request: TrialRequest) -> TrialSpec:
             attempt = f"-{request.attempt}" if request.attempt > 1 else ""
+            arguments, variables = split_environment(subject.fixed | request.config)
             return TrialSpec(
                 label=request.label,
                 model=str(subject.model.directory or subject.model.name),
-                arguments=subject.fixed | request.config,
+                arguments=arguments,
                 directory=study.directory / f"{request.label}{attempt}",
                 python=subject.python,
                 served_model_name=subject.model.name,
                 front_end=subject.front_end,
                 revision=subject.model.revision,
-                environment=subject.environment,
+                environment={**subject.environment, **variables},
                 gpus=subject.machine.uuids,
                 deadlines=Deadlines(load_s=asked.deadline_s + options.soak),
                 seed=options.seed,

@@ -184,10 +184,15 @@ def setup_of(
         "front_end": list(subject.front_end),
         "options": clean(typed),
         "seed": options.seed,
-        "environment": {**host_facts(), "engine_environment": dict(subject.environment)},
+        "environment": {**host_facts(), "variables": clean({**engine_variables(), **subject.environment})},
         "baseline_argv": list(subject.argv(subject.baseline)),
         **space,
     }
+
+
+def engine_variables() -> dict[str, str]:
+    """vLLM's own variables that this process passes on to every engine it starts."""
+    return {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
 
 
 def _plain(value: Any) -> Any:

@@ -19,7 +19,7 @@ from vopt.optimizer.lite import lite_config
 from vopt.optimizer.moves import Observation
 from vopt.optimizer.setup import REPAIRS, SearchSetup
 from vopt.optimizer.trial import EngineConfig, FailureKind
-from vopt.search_spaces.space import Point
+from vopt.search_spaces.space import Point, SearchSpace
 
 SEEDS = 4  # of the space's seeds that are measured before the model proposes
 SCREENED = 3  # configurations that get a second start
@@ -107,6 +107,22 @@ class Progress:
             if self.setup.baseline.get(name) != value and name not in self.setup.space.names
         }
         return replace(self.setup, fixed=self.setup.fixed | changed) if changed else self.setup
+
+    @cached_property
+    def space(self) -> SearchSpace:
+        """The space without what failed so far: hungrier points than one that ran out of memory, values that never work.
+        Its domain stays that of the study."""
+        space, default = self.setup.space, self.setup.space.default_point()
+        learned = space.learned
+        for judged in self.searched:
+            point, failure = self.effective.point(judged.record.config), judged.record.failure
+            if point is None:
+                continue
+            if failure is None:
+                learned = learned.succeeded(point, default)
+            else:
+                learned = learned.failed(point, default, kind=str(failure.kind), detail=failure.detail, hint=failure.hint)
+        return replace(space, learned=learned)
 
     @cached_property
     def seen(self) -> frozenset[EngineConfig]:
@@ -212,7 +228,7 @@ def compile_key(setup: SearchSetup, config: EngineConfig) -> str:
 
 def allowed(progress: Progress, point: Point) -> bool:
     """Whether a point may be measured: it breaks no rule and was not measured before."""
-    return not progress.effective.space.violations(point) and progress.effective.config(point) not in progress.seen
+    return not progress.space.violations(point) and progress.effective.config(point) not in progress.seen
 
 
 def observations(progress: Progress) -> list[Observation]:
@@ -253,7 +269,8 @@ def repair(setup: SearchSetup, config: EngineConfig, failed: Judged) -> EngineCo
         return config | {name: _on_grid(setup, name, value, failure.hint[name]) for name, value in changes.items()}
     point = setup.point(config)
     if point is not None and setup.space.violations(point):
-        return setup.config(setup.space.repair(point))
+        mended, _ = setup.space.repair(point)
+        return setup.config(mended) if not setup.space.violations(mended) else None
     return _one_step(setup, config, failure.kind, failed.record.resolved)
 
 

@@ -114,3 +114,11 @@ def plan(setup: SearchSetup, records: Sequence[TrialRecord] = ()) -> Plan:
     if len(setup.goals) > 1:
         notes.append("several goals: the front is measured in the search; the knee alone is confirmed")
     return Plan(tuple(phase for phase in phases if phase.starts), tuple(notes))
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan as people read it: a line for each phase, the sum, and what was reduced."""
+    lines = [f"{'phase':<14}{'starts':>7}{'minutes':>9}"]
+    lines += [f"{p.stage:<14}{p.starts:>7}{p.expected_s / 60:>9.1f}  {p.detail}".rstrip() for p in plan.phases]
+    lines.append(f"{'together':<14}{plan.starts:>7}{plan.expected_s / 60:>9.1f}")
+    return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])

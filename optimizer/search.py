@@ -35,8 +35,10 @@ INFRASTRUCTURE_TRIES = 2
 INFRASTRUCTURE_IN_A_ROW = 4
 _FATAL = (FailureKind.GPU_LOST, FailureKind.DISK_FULL, FailureKind.DRIVER, FailureKind.STORAGE, FailureKind.DOWNLOAD)
 
-Suggest = Callable[[Sequence[tuple[Point, float, Mapping[str, float]]], Callable[[Point], bool], int], "Point | None"]
-"""A foreign sampler: ``(point, told value, constraints)`` of every start, which points may be proposed, a seed -> a point."""
+Told = tuple[Point, float, Mapping[str, float]]
+"""One start as a foreign sampler learns of it: point, told value, constraints."""
+
+OWN_SAMPLER = "auto"
 
 Evaluate = Callable[[TrialRequest], TrialRecord]
 
@@ -56,6 +58,7 @@ class StudyStore(Protocol):
     def pending(self) -> tuple[Pending, ...]: ...
     def abandon(self, pending: Pending, why: str) -> None: ...
     def deaths(self) -> list[EngineConfig]: ...
+    def suggest(self, sampler: str, told: Sequence[Told], allowed: Callable[[Point], bool], seed: int) -> Point | None: ...
     def conclude(self, recommendation: Recommendation) -> None: ...
 
 
@@ -64,21 +67,20 @@ def search(
     study: StudyStore,
     evaluate: Evaluate,
     listener: Listener,
-    suggest: Suggest | None = None,
 ) -> Recommendation:
     """Search to the end, from wherever ``study`` stands, and keep the answer in it.
 
-    ``suggest`` replaces our own proposals by a foreign sampler's. Whatever ``evaluate`` raises (an interruption) leaves the
-    study resumable. Raises ``UsageError`` when the workload itself is at fault, ``EnvironmentLacks`` when the machine is.
+    Our own model proposes where ``setup.sampler`` is ``auto``, else the study's sampler of that name. Whatever ``evaluate``
+    raises (an interruption) leaves the study resumable. Raises ``UsageError`` when the workload itself is at fault, ``EnvironmentLacks`` when the machine is.
     """
-    return _Loop(setup, study, evaluate, listener, suggest).run()
+    return _Loop(setup, study, evaluate, listener).run()
 
 
 class _Loop:
     def __init__(
-        self, setup: SearchSetup, study: StudyStore, evaluate: Evaluate, listener: Listener, suggest: Suggest | None
+        self, setup: SearchSetup, study: StudyStore, evaluate: Evaluate, listener: Listener
     ) -> None:
-        self.setup, self.study, self.evaluate, self.listener, self.suggest = setup, study, evaluate, listener, suggest
+        self.setup, self.study, self.evaluate, self.listener = setup, study, evaluate, listener
         self.exhausted = False
         self.given_up: set[EngineConfig] = set()
         self.stage: Stage | None = None
@@ -183,13 +185,13 @@ class _Loop:
         def may(point: Point) -> bool:
             return allowed(progress, point)
 
-        if self.suggest is not None:
-            found = self.suggest(self._told(progress), may, seed)
+        if self.setup.sampler != OWN_SAMPLER:
+            found = self.study.suggest(self.setup.sampler, self._told(progress), may, seed)
             if found is not None:
                 return found
-        return propose(progress.effective.space, observations(progress), may, seed=seed)
+        return propose(progress.space, observations(progress), may, seed=seed)
 
-    def _told(self, progress: Progress) -> list[tuple[Point, float, Mapping[str, float]]]:
+    def _told(self, progress: Progress) -> list[Told]:
         told = []
         for position, judged in enumerate(self.history):
             point = progress.effective.point(judged.record.config)

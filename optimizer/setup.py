@@ -100,7 +100,7 @@ class SearchSetup:
 
     def config(self, point: Point) -> EngineConfig:
         """The engine configuration of one point of the space."""
-        return EngineConfig({**self.fixed, **self.space.config(point)})
+        return EngineConfig({**self.fixed, **self.space.full_config(point)})
 
     def point(self, config: EngineConfig) -> dict[str, Any] | None:
         """The point of a configuration; ``None`` when it lies off the grid (a user's odd value, a fixed override changed)."""
@@ -109,4 +109,4 @@ class SearchSetup:
             point = self.space.point_of(inside)
         except (KeyError, ValueError):
             return None
-        return dict(point) if point is not None and self.config(point) == config else None
+        return point if self.config(point) == config else None

@@ -230,6 +230,17 @@ class Study:
         sides = [start["request"] for start in _side_starts(self._study) if start.get("why") == "died"]
         return [_request(data).config for data in (*trials, *sides)]
 
+    def suggest(
+        self,
+        sampler: str,
+        told: Sequence[tuple[Point, float, Mapping[str, float]]],
+        allowed: Callable[[Point], bool],
+        seed: int,
+    ) -> Point | None:
+        """A point from one of Optuna's samplers, asked beside the stored study so that repeats leave no trials."""
+        maximize = self._study.directions[0] is optuna.study.StudyDirection.MAXIMIZE
+        return samplers.suggest(sampler, self._space, told, allowed, maximize=maximize, seed=seed)
+
     def conclude(self, recommendation: Recommendation) -> None:
         """Keep the answer."""
         self._patiently(lambda: self._study.set_user_attr("recommendation", recommendation.to_json()))
@@ -381,13 +392,16 @@ def _request(data: Mapping[str, Any]) -> TrialRequest:
     )
 
 
+_SHOWN = ("tokens_per_s", "mean_e2e_s", "p95_ttft_s", "p95_tpot_s", "success_rate")
+
+
 def _shown(record: TrialRecord) -> dict[str, Any]:
-    """What people sort by in a dashboard: flat figures beside the record."""
+    """What people sort by in a dashboard: a few flat figures beside the record (each attribute is a transaction)."""
     flat: dict[str, Any] = {"status": str(record.status) if record.status else "failed"}
     if record.failure:
         flat["failure"] = f"{record.failure.kind}: {record.failure.detail}"[:500]
     if record.metrics:
-        flat |= dict(record.metrics.values)
+        flat |= {name: value for name, value in record.metrics.values.items() if name in _SHOWN}
     return flat
 
 

@@ -134,12 +134,14 @@ class Arguments:
 
 
 def _argument(row: Mapping[str, Any]) -> Argument:
+    # A choice "None" of an optional argument means "no value": it cannot be given.
+    unset = ("None",) if row.get("nullable") else ()
     return Argument(
         name=row["name"],
         flags=tuple(row["flags"]),
         kind=Kind(row["kind"]),
         element=row.get("element", "str"),
-        choices=tuple(row["choices"]) if "choices" in row else None,
+        choices=tuple(choice for choice in row["choices"] if choice not in unset) if "choices" in row else None,
         suggested=tuple(row["suggested"]) if "suggested" in row else None,
         default=row.get("default"),
         nullable=row.get("nullable", False),

@@ -32,10 +32,8 @@ class Retired:
 def retired() -> Mapping[str, Retired]:
     """By name."""
     text = resources.files("vopt.search_spaces").joinpath("retired.toml").read_text(encoding="utf-8")
-    return {
-        name: Retired(name, **{**entry, "instead": tuple(entry.get("instead", ()))})
-        for name, entry in tomllib.loads(text).items()
-    }
+    rows = tomllib.loads(text)
+    return {name: Retired(name, **{**row, "instead": tuple(row.get("instead", ()))}) for name, row in rows.items()}
 
 
 @cache

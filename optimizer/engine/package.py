@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -63,6 +64,9 @@ def trial_package(directory: Path | None = None) -> Path:
         with os.fdopen(fd, "wb") as file:
             _write_zip(file, contents)
         os.replace(draft, target)  # atomic: a second search may write the same file at the same time
+    else:
+        with contextlib.suppress(OSError):
+            os.utime(target)  # in use: `vopt clean` goes by age
     return target
 
 

@@ -24,6 +24,7 @@ from vopt.optimizer.load.client import HttpEngine
 from vopt.optimizer.load.drive import drive
 from vopt.optimizer.load.plan import LoadPlan
 from vopt.optimizer.load.source import RequestSource
+from vopt.optimizer.load.spread import Clients, spread
 from vopt.optimizer.load.target import API_KEY_VARIABLES, Target
 from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Phase, Started, TrialSpec
 
@@ -48,9 +49,10 @@ class ServerSession:
     ``argv`` is the command that a user would run (``vllm serve MODEL ...``). It runs with the trial's interpreter, on a free
     port of 127.0.0.1 whatever host, port or TLS it names. It is ready when our own child is alive, the port is held by a
     process of ours, and ``/v1/models`` lists the expected name: a foreign server on the port never gets a request.
+    ``clients`` processes load it; ``None``: one, or more if one turns out to be the limit.
     """
 
-    def __init__(self, spec: TrialSpec, argv: Sequence[str]) -> None:
+    def __init__(self, spec: TrialSpec, argv: Sequence[str], *, clients: int | None = None) -> None:
         if tuple(argv[:2]) != ("vllm", "serve"):
             raise ValueError(f"not a vllm serve command: {' '.join(argv[:3])}")
         self._spec = spec
@@ -61,6 +63,7 @@ class ServerSession:
         self._idle: dict[str, int] = {}
         self._started: Started | None = None
         self._closed: tuple[str, ...] | None = None
+        self._clients = Clients(clients)
 
     @property
     def served_name(self) -> str:
@@ -130,7 +133,11 @@ class ServerSession:
 
     def load(self, source: RequestSource, plan: LoadPlan, on_tick: OnTick) -> LoadResult:
         with quiet_collector():
-            result = asyncio.run(self._load(source, plan, on_tick))
+            result = self._clients.load(
+                lambda own: asyncio.run(self._load(own, plan, on_tick)),
+                lambda own, n: spread(self.target, own, plan, on_tick, n, owned=True),
+                source,
+            )
         if result.status is LoadStatus.ENGINE_DIED:
             self._fail(Phase.LOAD, exception=result.detail, load=result)
         return result
@@ -175,8 +182,9 @@ class ServerSession:
 class UrlSession:
     """A server that runs already: loaded, never started and never stopped. ``close`` leaves it as it is."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, *, clients: int | None = None) -> None:
         self._target = target
+        self._clients = Clients(clients)
 
     def start(self, on_phase: OnPhase) -> Started:
         """Ask what it serves. ``EngineFailure`` when it does not answer or does not serve the model."""
@@ -199,7 +207,11 @@ class UrlSession:
 
     def load(self, source: RequestSource, plan: LoadPlan, on_tick: OnTick) -> LoadResult:
         with quiet_collector():
-            return asyncio.run(self._load(source, plan, on_tick))
+            return self._clients.load(
+                lambda own: asyncio.run(self._load(own, plan, on_tick)),
+                lambda own, n: spread(self._target, own, plan, on_tick, n),
+                source,
+            )
 
     async def _load(self, source: RequestSource, plan: LoadPlan, on_tick: OnTick) -> LoadResult:
         async with HttpEngine(self._target, total_timeout_s=plan.total_timeout_s) as engine:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -25,6 +25,8 @@ from vopt.optimizer.load.target import Target
 
 STARTUP_S = 120.0
 GRACE_S = 30.0
+MOST_CLIENTS = 8
+AGAIN_NUMBERS = 500_000
 _WORST_FIRST = (
     LoadStatus.ENGINE_DIED,
     LoadStatus.REPEATED_ERRORS,
@@ -70,11 +72,39 @@ def share_of(source: RequestSource, plan: LoadPlan, client: int, of: int) -> tup
 def clients_for(health: ClientHealth, cpus: int | None = None) -> int:
     """How many processes to try next after a load by one: as many as there are cores but one, if the client was the limit."""
     available = len(os.sched_getaffinity(0)) if cpus is None else cpus
-    return max(1, min(8, available - 1)) if health.limited else 1
+    return max(1, min(MOST_CLIENTS, available - 1)) if health.limited else 1
 
 
-def spread(target: Target, source: RequestSource, plan: LoadPlan, on_tick: OnTick | None, clients: int) -> LoadResult:
-    """``drive`` from ``clients`` processes. ``ValueError``: fewer users than clients; ``ChildProcessError``: a client was lost."""
+@dataclass(slots=True)
+class Clients:
+    """How many processes load a server: ``n``, or as many as turn out to be needed (``None``), remembered from load to load."""
+
+    n: int | None = None
+
+    def load(
+        self,
+        single: Callable[[RequestSource], LoadResult],
+        several: Callable[[RequestSource, int], LoadResult],
+        source: RequestSource,
+    ) -> LoadResult:
+        """One load. If one process turns out to be the limit itself, its result is dropped and the load repeated by several,
+        with prompts of its own."""
+        if self.n is not None and self.n > 1:
+            return several(source, self.n)
+        result = single(source)
+        if self.n is None and (more := min(clients_for(result.client), result.concurrency or MOST_CLIENTS)) > 1:
+            self.n = more
+            return several(replace(source, first_number=source.first_number + AGAIN_NUMBERS), more)
+        return result
+
+
+def spread(
+    target: Target, source: RequestSource, plan: LoadPlan, on_tick: OnTick | None, clients: int, *, owned: bool = False
+) -> LoadResult:
+    """``drive`` from ``clients`` processes; ``owned`` as for ``HttpEngine``.
+
+    Raises ``ValueError`` for fewer users than clients, ``ChildProcessError`` when a client is lost.
+    """
     if plan.concurrency is not None and plan.concurrency < clients:
         raise ValueError(f"{clients} client processes need a concurrency of {clients} or more, not {plan.concurrency}")
     context = multiprocessing.get_context("spawn")
@@ -84,7 +114,7 @@ def spread(target: Target, source: RequestSource, plan: LoadPlan, on_tick: OnTic
         for client in range(clients):
             ours, theirs = context.Pipe()
             share, part = share_of(source, plan, client, clients)
-            process = context.Process(target=_client, args=(theirs, _plain(target), share, part), daemon=True)
+            process = context.Process(target=_client, args=(theirs, astuple(target), share, part, owned), daemon=True)
             process.start()
             theirs.close()
             pipes.append(ours)
@@ -103,11 +133,6 @@ def spread(target: Target, source: RequestSource, plan: LoadPlan, on_tick: OnTic
             if process.is_alive():
                 process.kill()
                 process.join()
-
-
-def _plain(target: Target) -> tuple[Any, ...]:
-    """The fields of a target, key included, for a pipe to a child of ours and nowhere else."""
-    return astuple(target)
 
 
 def _expect(pipe: Connection, timeout_s: float) -> Any:
@@ -161,7 +186,7 @@ def _sum(ticks: Sequence[Tick]) -> Tick:
 
 
 def merge(parts: Sequence[tuple[float, LoadResult]]) -> LoadResult:
-    """One result of (origin on the common clock, result) of each client; its window is the time in which all windows were open."""
+    """One result of each client's (origin on the common clock, result); its window is when all their windows were open."""
     began = min(origin for origin, _ in parts)
     records: list[RequestRecord] = []
     windows: list[LoadWindow | None] = []
@@ -238,7 +263,7 @@ class _Placed(HttpEngine):
         return await super().run(request, origin_s=origin_s, scheduled_s=scheduled_s, idle_timeout_s=idle_timeout_s)
 
 
-def _client(pipe: Connection, target: Sequence[Any], share: Share, plan: LoadPlan) -> None:
+def _client(pipe: Connection, target: Sequence[Any], share: Share, plan: LoadPlan, owned: bool) -> None:
     """The life of one client process."""
     pipe.send("ready")
     delay_s = pipe.recv()
@@ -252,7 +277,7 @@ def _client(pipe: Connection, target: Sequence[Any], share: Share, plan: LoadPla
 
     async def load() -> tuple[float, LoadResult]:
         await asyncio.sleep(delay_s)
-        async with _Placed(Target(*target), total_timeout_s=plan.total_timeout_s) as engine:
+        async with _Placed(Target(*target), total_timeout_s=plan.total_timeout_s, owned=owned) as engine:
             result = await drive(engine, share, plan, on_tick)
             return engine.now() if engine.origin_s is None else engine.origin_s, result
 
@@ -262,18 +287,3 @@ def _client(pipe: Connection, target: Sequence[Any], share: Share, plan: LoadPla
         pass  # the parent gave up
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent raises it
         pipe.send(error)
-
-
-def describe(load: LoadResult) -> Mapping[str, Any]:
-    """What the client itself did to a load, for a result document."""
-    client = load.client
-    return {
-        "processes": max(
-            (int(flag.rpartition("_")[2]) for flag in load.flags if flag.startswith("client_processes_")), default=1
-        ),
-        "max_lag_s": client.max_lag_s,
-        "cpu_share": client.cpu_share,
-        "requested_rate": client.requested_rate,
-        "achieved_rate": client.achieved_rate,
-        "limited": client.limited,
-    }

@@ -28,27 +28,16 @@ REQUESTS = 500
 
 
 class PlainSpace(SearchSpace):
-    """A space whose points are engine configs as they stand, with rules given as functions."""
+    """A space whose points are engine configs as they stand, with one rule given as a function."""
 
     __slots__ = ()
 
-    def config(self, point: Point) -> dict[str, Any]:
-        return {p.name: point[p.name] for p in self.parameters if point[p.name] != p.default}
-
-    def point_of(self, config: Mapping[str, Any]) -> dict[str, Any] | None:
-        if set(config) - set(self.names):
-            return None
-        point = {**self.default_point(), **config}
-        return point if all(point[p.name] in p.values for p in self.parameters) else None
-
     def violations(self, point: Point) -> tuple[Violation, ...]:
         rule: Callable[[Point], bool] | None = self.facts.get("rule")
-        return () if rule is None or rule(point) else (Violation("rule", "not allowed here"),)
+        learned = tuple(self.learned.violations(point, self.default_point()))
+        return learned if rule is None or rule(point) else (*learned, Violation("rule", "not allowed here"))
 
-    def repair(self, point: Point) -> Point:
-        return point
-
-    def compile_key(self, point: Point) -> str:
+    def compile_key(self, point: Point, version: str | None = None) -> str:
         return "-".join(str(point[p.name]) for p in self.parameters if p.in_compile_key)
 
 
@@ -104,8 +93,10 @@ class Landscape:
 
     def regret(self, config: Mapping[str, Any] | None) -> float:
         """Share of the optimum that a configuration loses; 1.0 for what crashes or breaks the limit."""
-        point = self.space.point_of(config) if config is not None else None
-        if point is None or not self.feasible(point):
+        if config is None:
+            return 1.0
+        point = self.space.point_of(config)
+        if not self.feasible(point):
             return 1.0
         return 1 - math.exp(self.merit(point) - self.best)
 
@@ -125,7 +116,6 @@ class Landscape:
 
 def record(landscape: Landscape, request: TrialRequest, rng: np.random.Generator, start_noise: float) -> TrialRecord:
     point = landscape.space.point_of(request.config)
-    assert point is not None, f"{request.config} is off the grid"
     truth = landscape.truth(point)
     base = TrialRecord(
         label=request.label,
@@ -187,6 +177,9 @@ class MemoryStudy:
 
     def deaths(self) -> list[EngineConfig]:
         return []
+
+    def suggest(self, sampler: str, told: Any, allowed: Callable[[Point], bool], seed: int) -> Point | None:
+        raise AssertionError("only our own proposals are used in memory")
 
     def conclude(self, recommendation: Recommendation) -> None:
         self.answer = recommendation

@@ -83,9 +83,8 @@ async def measure(seconds: float, concurrency: int) -> None:
     stepping.cancel()
     elapsed_s = result.samples[-1].at_s
     print(f"{engine.tokens / elapsed_s:,.0f} tokens/s in {len(result.records)} requests, {result.status}, {result.client}")
-    print(
-        f"CPU per million tokens: driver {(cpu_s - engine.cpu_s) / engine.tokens * 1e6:.2f} s, engine {engine.cpu_s / engine.tokens * 1e6:.2f} s"
-    )
+    ours, theirs = (cost / engine.tokens * 1e6 for cost in (cpu_s - engine.cpu_s, engine.cpu_s))
+    print(f"CPU seconds per million tokens: driver {ours:.2f}, engine {theirs:.2f}")
 
 
 if __name__ == "__main__":

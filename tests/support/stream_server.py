@@ -4,8 +4,8 @@
 
 It binds 127.0.0.1, prints its port, and serves until its standard input closes. Without ``--every`` it sends as fast as the
 client reads; with it each stream gets one chunk every SECONDS, counted from the stream's own first chunk, so that streams
-are spread over the interval. Each chunk is an HTTP chunk of its own, as uvicorn sends them. The usage block carries
-``server_ttft_s``: from the request's last byte to the write of the first chunk, on the server's clock.
+are spread over the interval. Each chunk is an HTTP chunk of its own, as uvicorn sends them. ``GET /ttft`` tells, by prompt,
+the seconds from a request's last byte to the write of its first chunk, on the server's own clock.
 """
 
 from __future__ import annotations
@@ -42,13 +42,12 @@ TOKEN = token()
 LAST = token('"length"')
 
 
-def tail(prompt_tokens: int, completion_tokens: int, server_ttft_s: float) -> bytes:
-    usage = {
-        "prompt_tokens": prompt_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "completion_tokens": completion_tokens,
-        "server_ttft_s": server_ttft_s,
-    }
+TTFT: dict[str, float] = {}
+
+
+def tail(prompt_tokens: int, completion_tokens: int) -> bytes:
+    total = prompt_tokens + completion_tokens
+    usage = {"prompt_tokens": prompt_tokens, "total_tokens": total, "completion_tokens": completion_tokens}
     body = {"id": "cmpl-1", "object": "text_completion", "created": 1764000000, "model": "mock", "choices": [], "usage": usage}
     return framed(json.dumps(body, separators=(",", ":")).encode()) + framed(b"[DONE]") + b"0\r\n\r\n"
 
@@ -92,9 +91,10 @@ class Stream(asyncio.Protocol):
         if head.startswith(b"POST"):
             request = json.loads(body[:length])
             serve = self.paced if self.every_s else self.saturated
-            self.task = asyncio.ensure_future(serve(len(request["prompt"]), request["max_tokens"]))
+            self.task = asyncio.ensure_future(serve(request["prompt"], request["max_tokens"]))
         else:
-            answer = json.dumps({"object": "list", "data": [{"id": "mock", "root": "mock", "object": "model"}]}).encode()
+            models = {"object": "list", "data": [{"id": "mock", "root": "mock", "object": "model"}]}
+            answer = json.dumps(TTFT if head.startswith(b"GET /ttft ") else models).encode()
             self.write(
                 b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(answer) + answer
             )
@@ -103,7 +103,7 @@ class Stream(asyncio.Protocol):
         if self.transport is not None:
             self.transport.write(data)
 
-    async def saturated(self, prompt_tokens: int, max_tokens: int) -> None:
+    async def saturated(self, prompt: list[int], max_tokens: int) -> None:
         self.write(HEAD)
         batch = TOKEN * BATCH
         whole, rest = divmod(max_tokens - 1, BATCH)
@@ -111,30 +111,59 @@ class Stream(asyncio.Protocol):
             await self.writable.wait()
             self.write(batch)
             await asyncio.sleep(0)
-        self.write(TOKEN * rest + LAST + tail(prompt_tokens, max_tokens, 0.0))
+        self.write(TOKEN * rest + LAST + tail(len(prompt), max_tokens))
 
-    async def paced(self, prompt_tokens: int, max_tokens: int) -> None:
-        loop = asyncio.get_running_loop()
+    async def paced(self, prompt: list[int], max_tokens: int) -> None:
         received = time.perf_counter()
         await asyncio.sleep(FIRST_CHUNK_S)
-        server_ttft_s = time.perf_counter() - received
         self.write(HEAD + TOKEN)
-        done = loop.create_future()
-        sent, due = 1, loop.time() + self.every_s
+        TTFT[",".join(map(str, prompt))] = time.perf_counter() - received
+        WHEEL.join(Paced(self, max_tokens - 1, tail(len(prompt), max_tokens)), self.every_s)
 
-        def send() -> None:
-            nonlocal sent, due
-            sent += 1
-            if sent >= max_tokens or self.transport is None:
-                self.write(LAST + tail(prompt_tokens, max_tokens, server_ttft_s))
-                done.set_result(None)
-                return
-            self.write(TOKEN)
-            due += self.every_s
-            loop.call_at(due, send)
 
-        loop.call_at(due, send)
-        await done
+class Paced:
+    """A stream under way: what is left to send of it."""
+
+    def __init__(self, stream: Stream, left: int, end: bytes) -> None:
+        self.stream, self.left, self.end = stream, left, end
+
+    def send(self) -> bool:
+        """One chunk; whether there are more."""
+        self.left -= 1
+        if self.left <= 0 or self.stream.transport is None:
+            self.stream.write(LAST + self.end)
+            return False
+        self.stream.transport.write(TOKEN)
+        return True
+
+
+class Wheel:
+    """One timer for all streams: each millisecond it serves those whose turn it is."""
+
+    def __init__(self) -> None:
+        self.slots: list[list[Paced]] = []
+        self.turn = 0
+        self.due = 0.0
+
+    def join(self, paced: Paced, every_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        if not self.slots:
+            self.slots = [[] for _ in range(max(1, round(every_s * 1000)))]
+            self.due = loop.time()
+            self.spin()
+        self.slots[(self.turn - 1) % len(self.slots)].append(paced)  # the slot just served: its turn is one interval away
+
+    def spin(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self.due <= loop.time():
+            slot = self.turn % len(self.slots)
+            self.slots[slot] = [paced for paced in self.slots[slot] if paced.send()]
+            self.turn += 1
+            self.due += 0.001
+        loop.call_at(self.due, self.spin)
+
+
+WHEEL = Wheel()
 
 
 async def serve(every_s: float) -> None:

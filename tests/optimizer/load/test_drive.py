@@ -10,11 +10,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import vopt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_engine import QueueEngine
 
+import vopt
 from vopt.objectives.records import CounterSample, LoadResult, LoadStatus, RequestFailureKind, RequestRecord
 from vopt.objectives.steadiness import tokens_in
 from vopt.optimizer.engine.base import Engine, OnTick
@@ -342,6 +342,7 @@ def test_poisson_arrivals_are_sent_at_their_times_and_are_the_same_for_every_eng
     times = {record.index: record.scheduled_s for record in slow.records}
     assert all(times.get(record.index, record.scheduled_s) == record.scheduled_s for record in fast.records)
     assert all(record.sent_s == pytest.approx(record.scheduled_s) for record in slow.records)
+    assert slow.client.requested_rate == pytest.approx(4, rel=0.2)
     assert slow.client.achieved_rate == pytest.approx(slow.client.requested_rate)
     assert not slow.client.limited
     assert load(QueueEngine(), replace(POISSON, seed=1)).records[0].scheduled_s != slow.records[0].scheduled_s
