@@ -117,14 +117,14 @@ class Evaluator:
         return found.load, found.probes
 
     def _on_tick(self, request: TrialRequest) -> Callable[[Tick], bool]:
-        curve: list[float] = []
+        curve: list[float] = [0.0]  # at each full second of the window, whatever the ticks' distance
         may_end = request.stage is Stage.SEARCH and self.measurement is not None
 
         def on_tick(tick: Tick) -> bool:
             self.bench.listener(LoadTicked(request.label, tick))
             if tick.window_open_s is not None:
-                curve.append(tick.window_tokens)
-            return not may_end or self._may_go_on(request, tick, curve)
+                _extend(curve, tick.window_s, tick.window_tokens)
+            return not may_end or self._may_go_on(request, tick, curve[1:])
 
         return on_tick
 
@@ -195,7 +195,7 @@ class Evaluator:
         return tuple(flags)
 
 
-SIMULATED_CHUNKS = 16
+SIMULATED_CHUNKS = 6
 """Chunks kept of a simulated request: its times between first and last token are arithmetic, not observation."""
 
 ARTEFACT_ACCEPTANCE = 0.95
@@ -222,6 +222,14 @@ class _PhaseClock:
         if self._phase is not None:
             self.phase_s[self._phase] = self.phase_s.get(self._phase, 0.0) + time.monotonic() - self._began_s
         self._phase = None
+
+
+def _extend(curve: list[float], at_s: float, tokens: float) -> None:
+    """Carry ``curve`` (cumulative tokens at 0, 1, 2, ... s) on to ``at_s``, in a straight line from its last point."""
+    last = len(curve) - 1
+    missing = int(at_s) - last
+    for step in range(1, missing + 1):
+        curve.append(curve[last] + (tokens - curve[last]) * step / max(at_s - last, 1.0))
 
 
 def _acceptance_rate(load: LoadResult | None) -> float | None:

@@ -33,7 +33,7 @@ from vopt.search_spaces.space import Point, SearchSpace
 
 MOST_RECORD_BYTES = 60_000  # a MySQL TEXT column holds 64 KiB
 RESULT = "result.json"
-SHOWN_METRICS = ("tokens_per_s", "requests_per_s", "mean_e2e_s", "p95_ttft_s", "p95_tpot_s", "success_rate", "kv_peak")
+SHOWN_METRICS = ("success_rate",)  # each attribute is a transaction; the dashboard adds the rest to its copy
 """Metrics that are attributes of their own, for sorting in a dashboard; each costs a transaction. All are in ``record``."""
 _T = TypeVar("_T")
 
@@ -99,7 +99,7 @@ class Study:
         ``<model>-<goal>-<n>``. The database is made here, if need be."""
         previous = os.umask(0o077)
         try:
-            storage = storage_for(url, create=True, timeout_s=timeout_s)
+            storage = storage_for(url, create=True, timeout_s=timeout_s, durable=not setup.get("simulated"))
             directions = [maximize] if isinstance(maximize, bool) else list(maximize)
             called = name or next_name(storage, setup)
             try:

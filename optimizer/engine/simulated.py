@@ -71,9 +71,9 @@ WARM_KV_GAIN = 0.0028
 """A dense model's KV cache is that much larger once its caches are warm (814 368 -> 816 640 tokens, measured)."""
 
 
-TICK_S = 2.0
+TICK_S = 5.0
 TICKS = 120
-"""A simulated load is looked at every 2 virtual seconds, and 120 times in a long window: looking is most of what it costs."""
+"""A simulated load is looked at every 5 virtual seconds, and 120 times in a long window: looking is most of what it costs."""
 
 
 @dataclass(frozen=True, slots=True)
