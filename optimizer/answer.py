@@ -10,6 +10,7 @@ from vopt.objectives.confidence import compare
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.history import Stage
 from vopt.optimizer.judge import Judged, of_stage
+from vopt.optimizer.measurement import CLIENT_LIMITED
 from vopt.optimizer.propose import EXPLAIN_STARTS, Finish, Progress, explain_label, finalists
 from vopt.optimizer.recommend import Gain, Override, Recommendation, Rejected, Verdict
 from vopt.optimizer.trial import EngineConfig
@@ -336,5 +337,15 @@ def _notes(progress: Progress) -> list[str]:
     if repairs:
         notes.append(
             f"the baseline as given did not start; compared with the repaired baseline {dict(progress.baseline_config)}"
+        )
+    limited = [
+        judged.record.label
+        for judged in progress.history
+        if judged.record.stage is Stage.CONFIRMATION and CLIENT_LIMITED in judged.record.flags
+    ]
+    if limited:
+        notes.append(
+            f"the load client, not the engine, was the limit in {', '.join(limited)}: gains may be larger than they look; "
+            "free more cores for the client"
         )
     return notes

@@ -20,7 +20,7 @@ from vopt.optimizer.first_load import NumberedLoads, first_load
 from vopt.optimizer.history import FailureSummary, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.load.plan import Tick
 from vopt.optimizer.load.source import RequestSource
-from vopt.optimizer.measurement import Asked, Measurement
+from vopt.optimizer.measurement import CLIENT_LIMITED, Asked, Measurement
 from vopt.optimizer.trial import EngineFailure, Failed, Measured, Outcome, Phase, Started, TrialSpec
 
 OpenSession = Callable[[TrialSpec, bool], Session]
@@ -56,6 +56,8 @@ class Evaluator:
     def __call__(self, request: TrialRequest) -> TrialRecord:
         """Never raises for what an engine does wrong: that is in the record's ``failure``."""
         spec = self.bench.spec_for(request)
+        if self.measurement is not None:
+            spec = replace(spec, client_processes=self.measurement.client_processes)
         spec.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         began_at = datetime.now(UTC).isoformat(timespec="seconds")
         served = self.bench.served_confirmation and request.stage in (Stage.CONFIRMATION, Stage.SOAK)
@@ -191,7 +193,7 @@ class Evaluator:
         if metrics and not self.bench.source.shared_prefixes and (metrics.get("prefix_hit_rate") or 0.0) >= UNEXPECTED_HIT_RATE:
             flags.append("unexpected_prefix_hits")
         if load is not None and load.client.limited:
-            flags.append("client_limited")
+            flags.append(CLIENT_LIMITED)
         return tuple(flags)
 
 

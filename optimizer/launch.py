@@ -9,6 +9,7 @@ from typing import Any
 
 from vopt.objectives.goals import Goal
 from vopt.objectives.metrics import Direction
+from vopt.optimizer.bench_load import check_descriptors
 from vopt.optimizer.command import split_environment
 from vopt.optimizer.environment import fetch_weights, first_difference
 from vopt.optimizer.errors import UsageError
@@ -54,6 +55,8 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
     subject = find_subject(options, say)
     load = find_load(options, subject, say)
     asked = find_asked(options, goals[0])
+    if not (subject.machine.simulated or options.no_serve):
+        check_descriptors(asked.concurrency)  # confirmation starts are loaded over sockets; better said now than then
     space = find_space(options, subject, load.workload, goals[0].name, asked.concurrency)
     sampler = options.sampler
     if sampler not in KINDS:
@@ -74,7 +77,7 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
                 arguments=arguments,
                 directory=study.directory / f"{request.label}{attempt}",
                 python=subject.python,
-                served_model_name=subject.model.name,
+                served_model_name=subject.served_name(request.config),
                 front_end=subject.front_end,
                 revision=subject.model.revision,
                 environment={**subject.environment, **variables},

@@ -315,6 +315,16 @@ class BenchOptions:
     slo: Annotated[list[str], _option("A limit per request for goodput, like ttft_s<=0.5.", LOAD, "--slo", metavar="EXPR")] = (
         field(default_factory=list)
     )
+    client_processes: Annotated[
+        int | None,
+        _option(
+            "Processes that load a server. Default: by concurrency or rate, and cores.",
+            LOAD,
+            "--client-processes",
+            min=1,
+            max=64,
+        ),
+    ] = None
     repeat: Annotated[int, _option("Loads on one engine, and as many fresh engines.", BUDGET, "--repeat", min=1)] = 1
     study: Annotated[
         str | None, _option("Measure this study's winner and baseline again.", SUBJECT, "--study", metavar="STUDY")
