@@ -92,9 +92,10 @@ class Progress:
         self.ended.append(Ended(event.record, event.value, self._safe(event.reason)))
 
     def _usual_s(self, phase: Phase) -> float | None:
-        """What this phase took in the starts before, those of the running stage first; a soak is like no other load."""
+        """What this phase took in the starts before, those of the running stage first; a soak is like no other load, and a
+        simulated second is none."""
         stage = self.trial.request.stage if self.trial else None
-        if stage is Stage.SOAK and phase is Phase.LOAD:
+        if self.simulated or (stage is Stage.SOAK and phase is Phase.LOAD):
             return None
         ended = [row.record for row in self.ended if row.record.failure is None and row.record.stage is not Stage.SOAK]
         like = [record for record in ended if record.stage is stage] or ended
@@ -132,7 +133,7 @@ class Progress:
 
     def trial_line(self) -> str:
         if self.trial is None:
-            return "between two trials"
+            return "between two trials" if self.stage else "preparing"
         config = self._safe(wording.config_text(self.trial.request.config))
         return f"trial {self.trial.request.label}: {config} ({self._safe(self.trial.reason)})"
 
