@@ -160,6 +160,8 @@ class Evaluator:
             _drop_last_raw(spec.directory)
             metrics = compute_metrics(load, slos=self.bench.slos)
         environment = dict(self.bench.conditions())
+        if started is not None:
+            environment["vllm_version"] = started.vllm_version
         if self.measurement is not None:
             environment["load_plan"] = self.measurement.to_json()
         return TrialRecord(

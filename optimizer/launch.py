@@ -139,8 +139,8 @@ SEEDED = 3
 """How many configurations of an earlier study are measured again."""
 
 
-def launch(options: SearchOptions, listener: Listener) -> StudyRecord:
-    """The whole loop of a new study."""
+def launch(options: SearchOptions, listener: Listener, named: Callable[[str], None] = lambda _: None) -> StudyRecord:
+    """The whole loop of a new study. ``named`` hears its name as soon as it exists."""
     prepared = prepare(options, listener)
     fetch_weights(prepared.subject.model, lambda text: listener(Note(text)))
     study = Study.create(
@@ -151,6 +151,7 @@ def launch(options: SearchOptions, listener: Listener) -> StudyRecord:
         maximize=[goal.direction is Direction.MAXIMIZE for goal in prepared.goals],
         data_dir=options.data_dir,
     )
+    named(study.name)
     return _run(prepared, study, listener)
 
 

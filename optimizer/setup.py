@@ -75,7 +75,7 @@ class SearchSetup:
     ``early_end`` allows trials to be ended early (closed-loop throughput loads only). ``artefact_acceptance`` in a
     record's flags bars it from winning. ``restart_noise`` is the assumed spread of the log metric from start to start until
     the study has seen repeats; ``drift_check`` adds a last start of the baseline for searches whose confirmation is served
-    while its trials were not.
+    while its trials were not. ``no_serve``: the user asked for a confirmation without the API server; the answer says so.
     """
 
     goal: Goal
@@ -93,6 +93,7 @@ class SearchSetup:
     deadline_s: float = 1800.0
     restart_noise: float = 0.01
     drift_check: bool = False
+    no_serve: bool = False
     more_goals: tuple[Goal, ...] = ()
 
     @property

@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -351,7 +352,7 @@ def list_studies(url: str, *, data_dir: Path | None = None, timeout_s: float = 6
 
 def _record(study: optuna.Study, directory: Path) -> StudyRecord:
     answer = study.user_attrs.get("recommendation")
-    records = tuple(record for _, record in _finished(study))
+    records = tuple(_where_it_lies(record, directory) for _, record in _finished(study))
     return StudyRecord(
         name=study.study_name,
         created_at=min((record.began_at for record in records), default=""),
@@ -360,6 +361,14 @@ def _record(study: optuna.Study, directory: Path) -> StudyRecord:
         recommendation=Recommendation.from_json(answer) if answer else None,
         directory=str(directory),
     )
+
+
+def _where_it_lies(record: TrialRecord, directory: Path) -> TrialRecord:
+    """The same start with the directory of its evidence as it is now, should the study have been moved since."""
+    if not record.directory or Path(record.directory).is_dir():
+        return record
+    moved = directory / Path(record.directory).name
+    return replace(record, directory=str(moved)) if moved.is_dir() else record
 
 
 def _finished(study: optuna.Study) -> list[tuple[int, TrialRecord]]:
