@@ -327,7 +327,7 @@ def _soak_text(progress: Progress, soak: Judged | None) -> str:
 
 def _notes(progress: Progress) -> list[str]:
     budget = progress.setup.budget
-    notes = []
+    notes = list(progress.setup.notes)
     if 0 < budget.rounds < 3:
         notes.append(f"confirmed in {budget.rounds} rounds only; the default is 3")
     if budget.soak_s < 600:

@@ -10,7 +10,6 @@ from typing import Any
 
 from vopt.objectives.goals import Goal, GoalError, Limit, built_in_goal, parse_limit
 from vopt.objectives.metrics import Direction
-from vopt.optimizer import gpus
 from vopt.optimizer.environment import host_facts
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.load.materialise import Materialised, materialise
@@ -151,23 +150,13 @@ def concurrency_of(text: str | None) -> int | None:
     return value
 
 
-def conditions_of(subject: Subject) -> Callable[[], Mapping[str, Any]]:
-    """What is stored of the machine beside each trial: enough to explain a drift later."""
-
-    def conditions() -> Mapping[str, Any]:
-        return {
-            "gpus": [
-                {"name": gpu.name, "sm_clock_mhz": gpu.sm_clock_mhz, "temperature_c": gpu.temperature_c, "power_w": gpu.power_w}
-                for gpu in gpus.select(subject.machine.uuids)
-            ],
-            "load_average": os.getloadavg()[0] if not subject.machine.simulated else None,
-        }
-
-    return conditions
-
-
 def setup_of(
-    options: SearchOptions, subject: Subject, goals: tuple[Goal, ...], load: Load, space: Mapping[str, Any]
+    options: SearchOptions,
+    subject: Subject,
+    goals: tuple[Goal, ...],
+    load: Load,
+    space: Mapping[str, Any],
+    shared: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """The study attributes: what fixed this study, and what a resume has to find unchanged."""
     typed = {name: _plain(value) for name, value in asdict(options).items()}
@@ -188,7 +177,11 @@ def setup_of(
         "front_end": list(subject.front_end),
         "options": clean(typed),
         "seed": options.seed,
-        "environment": {**host_facts(), "variables": clean({**engine_variables(), **subject.environment})},
+        "environment": {
+            **host_facts(),
+            "shared_with": list(shared),
+            "variables": clean({**engine_variables(), **subject.environment}),
+        },
         "baseline_argv": list(subject.argv(subject.baseline)),
         **space,
     }
