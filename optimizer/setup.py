@@ -105,7 +105,7 @@ class SearchSetup:
 
     @property
     def drift_starts(self) -> int:
-        """Further starts of the baseline that look for a drift: none in a short search, at the end, in a long one midway too."""
+        """Further starts of the baseline that look for a drift: at the end; in a long search midway too."""
         if not self.drift_check or self.budget.searched < SHORT_SEARCH:
             return 0
         return 2 if self.budget.searched >= LONG_SEARCH else 1
