@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -13,7 +14,7 @@ from vopt.objectives.metrics import Direction
 from vopt.optimizer.command import split_environment
 from vopt.optimizer.deadlines import deadlines
 from vopt.optimizer.environment import fetch_weights, first_difference
-from vopt.optimizer.errors import Interrupted, UsageError
+from vopt.optimizer.errors import EnvironmentLacks, Interrupted, UsageError
 from vopt.optimizer.evaluate import SERVED_STAGES, Bench, Evaluator
 from vopt.optimizer.events import Listener, Note
 from vopt.optimizer.history import SAMPLED_STAGES, Stage, StudyRecord, TrialRecord, TrialRequest
@@ -208,7 +209,7 @@ def relaunch(options: ResumeOptions, listener: Listener) -> StudyRecord:
         name, was, now = difference
         raise UsageError(
             f"{record.name} was measured with {name} = {was!r}, here it is {now!r}: results would not compare",
-            hint=f"vopt search … --seed-from {record.name}   # or go on where {name} is as it was",
+            hint=f"vopt search … --seed-from {record.name}   # a new study; or resume this one where {name} is as it was",
         )
     study = Study.reopen(options.storage, record.name, prepared.setup.space, data_dir=options.data_dir)
     return _run(prepared, study, listener)
@@ -238,9 +239,18 @@ def _run(prepared: Prepared, study: Study, listener: Listener) -> StudyRecord:
             search(prepared.setup, study, evaluate, listener)
         except Interrupted as stopped:
             raise Interrupted(f"{stopped.message}; {so_far(study.records(), prepared.setup)}", hint=stopped.hint) from None
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            raise EnvironmentLacks(
+                f"the disk refused a write: {error}", hint=f"make room (vopt clean), then: vopt resume {study.name}"
+            ) from error
         finally:
             watch.close()
     return read_study(options.storage, study.name, data_dir=options.data_dir)
+
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 def so_far(records: Sequence[TrialRecord], setup: SearchSetup) -> str:

@@ -26,7 +26,7 @@ from vopt.optimizer.errors import EnvironmentLacks, UsageError
 from vopt.optimizer.history import FORMAT_VERSION, SAMPLED_STAGES, Arm, Pending, Stage, StudyRecord, TrialRecord, TrialRequest
 from vopt.optimizer.locks import lock_study
 from vopt.optimizer.recommend import Recommendation
-from vopt.optimizer.storage import storage_for, study_directory
+from vopt.optimizer.storage import sqlite_file, storage_for, study_directory
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.space import Point, SearchSpace
 
@@ -80,6 +80,7 @@ class Study:
         self._study, self.directory, self._space, self._retry_s = study, directory, space, retry_s
         self._fixed = samplers.distributions(space)
         self._lock = lock_study(directory, study.study_name)
+        self._file = sqlite_file(study)
 
     @classmethod
     def create(
@@ -267,6 +268,11 @@ class Study:
             try:
                 return action()
             except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
+                if self._file is not None and sqlite_file(self._study) != self._file:
+                    raise EnvironmentLacks(
+                        f"the study's database {self._file[0]} was deleted or replaced during the search",
+                        hint=f"the results are under {self.directory}; put the database back, then: vopt resume {self.name}",
+                    ) from error
                 if time.monotonic() - began > self._retry_s:
                     raise EnvironmentLacks(
                         f"the study's database could not be written for {self._retry_s:.0f} s: {error}",

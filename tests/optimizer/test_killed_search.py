@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest

@@ -45,6 +45,11 @@ def shortest_s(folder: Path) -> float:
     return min((after - before for before, after in pairwise(times)), default=1.0)
 
 
+def _await(folder: Path, running: subprocess.Popen[str], before: int) -> None:
+    """Until one more result is on disk, or the search ended."""
+    eventually(lambda: results(folder) > before or running.poll() is not None, 240.0)
+
+
 def kill_at_random(folder: Path, words: Sequence[str], environment: dict[str, str], *, kills: int, seed: int) -> StudyRecord:
     """Begin, kill ``kills`` times, each time going on with ``vopt resume``, then let it come to its end.
 
@@ -60,7 +65,7 @@ def kill_at_random(folder: Path, words: Sequence[str], environment: dict[str, st
                 eventually(lambda: list(folder.glob("studies/*/0")) or running.poll() is not None, 120.0)
                 time.sleep(draw.uniform(0.0, 3.0))
             else:
-                eventually(lambda before=finished: results(folder) > before or running.poll() is not None, 240.0)
+                _await(folder, running, finished)
                 time.sleep(draw.uniform(0.0, 0.7 * shortest_s(folder)))
             assert running.poll() is None, f"ended before kill {number + 1}: {(folder / 'said.txt').read_text()[-3000:]}"
             everyone = [entry.identity for entry in descendants(running.pid)]
