@@ -361,7 +361,7 @@ def _soak_text(progress: Progress, soak: Judged | None) -> str:
 
 def _notes(progress: Progress) -> list[str]:
     budget = progress.setup.budget
-    notes = []
+    notes = list(progress.setup.notes)
     if progress.setup.no_serve and budget.rounds:
         notes.append("confirmed in-process (--no-serve): what the API server costs is not in these figures")
     repairs = len(progress.attempts) - 1

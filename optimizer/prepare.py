@@ -151,29 +151,13 @@ def concurrency_of(text: str | None) -> int | None:
     return value
 
 
-def conditions_of(subject: Subject) -> Callable[[], Mapping[str, Any]]:
-    """What is stored of the machine beside each trial: enough to explain a drift later."""
-
-    def conditions() -> Mapping[str, Any]:
-        return {
-            "gpus": [
-                {
-                    "name": gpu.name,
-                    "driver": gpu.driver,
-                    "sm_clock_mhz": gpu.sm_clock_mhz,
-                    "temperature_c": gpu.temperature_c,
-                    "power_w": gpu.power_w,
-                }
-                for gpu in gpus.select(subject.machine.uuids)
-            ],
-            "load_average": os.getloadavg()[0] if not subject.machine.simulated else None,
-        }
-
-    return conditions
-
-
 def setup_of(
-    options: SearchOptions, subject: Subject, goals: tuple[Goal, ...], load: Load, space: Mapping[str, Any]
+    options: SearchOptions,
+    subject: Subject,
+    goals: tuple[Goal, ...],
+    load: Load,
+    space: Mapping[str, Any],
+    shared: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """The study attributes: what fixed this study, and what a resume has to find unchanged."""
     # A notification belongs to one run, and its command may hold the key of a web hook.
@@ -198,6 +182,7 @@ def setup_of(
         "environment": {
             **host_facts(),
             **driver_of(subject),
+            "shared_with": list(shared),
             "variables": clean({**engine_variables(), **subject.environment}),
         },
         "baseline_argv": list(subject.argv(subject.baseline)),

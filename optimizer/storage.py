@@ -75,6 +75,18 @@ def storage_for(url: str, *, create: bool, timeout_s: float = 60.0, durable: boo
         optuna.logging.set_verbosity(verbosity)
 
 
+def sqlite_file(study: optuna.Study) -> tuple[Path, int] | None:
+    """(path, inode) of the SQLite file that a study lies in, inode 0 when it is gone; ``None`` for other databases."""
+    url = str(getattr(study._storage, "url", "") or getattr(getattr(study._storage, "_backend", None), "url", ""))
+    path = sqlite_path(url) if url else None
+    if path is None:
+        return None
+    try:
+        return path, path.stat().st_ino
+    except OSError:
+        return path, 0
+
+
 def _check_file(path: Path, *, create: bool) -> None:
     if path.is_dir():
         raise EnvironmentLacks(
