@@ -70,6 +70,7 @@ class ServerSession:
         self._idle: dict[str, int] = {}
         self._started: Started | None = None
         self._closed: tuple[str, ...] | None = None
+        self._interrupted = False
         self._clients = clients
 
     @property
@@ -199,7 +200,9 @@ class ServerSession:
 
     def close(self) -> tuple[str, ...]:
         if self._closed is None:
-            leftovers = () if self._process is None else self._process.stop(min(GRACE_S, self._spec.deadlines.stop_s))
+            grace_s = min(GRACE_S, self._spec.deadlines.stop_s) if not self._interrupted else 2.0
+            self._interrupted = True  # until it has returned: what interrupts it leaves the next call to kill
+            leftovers = () if self._process is None else self._process.stop(grace_s)
             self._closed = leftovers + gpus.wait_until_idle(self._idle)
         return self._closed
 
