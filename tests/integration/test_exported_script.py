@@ -101,9 +101,7 @@ def test_what_is_exported_was_measured(searched: Path, engine_cache: Path) -> No
         assert "max_model_len': 2048" in said
 
 
-def test_the_exported_script_serves(
-    searched: Path, engine_cache: Path, tiny_models: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_the_exported_script_serves(searched: Path, engine_cache: Path, tiny_models: tuple[Path, Path], tmp_path: Path) -> None:
     script = tmp_path / "serve.sh"
     vopt(searched, engine_cache, "export", "-o", str(script))
     port = free_port()

@@ -26,7 +26,20 @@ TYPED = "sk-" + "typed0Hook" * 3
 SECRETS = (*ENVIRONMENT.values(), TYPED)
 SEARCH = [
     *("search", "--goal", "throughput", "--model", "Qwen/Qwen3-8B", "--simulate", "h200", "--trials", "3"),
-    *("--rounds", "1", "--soak", "5s", "--concurrency", "8", "--window", "5", "--requests", "60", "--vary", "max_num_seqs=64,128"),
+    *(
+        "--rounds",
+        "1",
+        "--soak",
+        "5s",
+        "--concurrency",
+        "8",
+        "--window",
+        "5",
+        "--requests",
+        "60",
+        "--vary",
+        "max_num_seqs=64,128",
+    ),
     *("--notify", f"true --header 'Authorization: Bearer {TYPED}'"),
 ]
 
@@ -80,7 +93,13 @@ def test_no_secret_in_database_logs_page_script_notes_or_dashboard(tmp_path: Pat
     assert any(name.endswith(".db") for name, _ in copies)
     assert study.recommendation is not None
     files = list(written(tmp_path))
-    assert {Path(name).name for name, _ in files} >= {"studies.db", "page.html", "serve.shell", "serve.json", "records.jsonl.gz"}
+    assert {Path(name).name for name, _ in files} >= {
+        "studies.db",
+        "page.html",
+        "serve.shell",
+        "serve.json",
+        "records.jsonl.gz",
+    }
     everything = [*((name, text.encode()) for name, text in shown.items()), *served, *copies, *files]
     leaks = [(name, secret) for name, body in everything for secret in SECRETS if secret.encode() in body]
     assert leaks == []
