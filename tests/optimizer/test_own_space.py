@@ -35,5 +35,5 @@ def test_a_file_narrows_what_the_package_declares(tmp_path: Path) -> None:
 def test_a_name_that_nobody_declares_is_named(tmp_path: Path) -> None:
     path = tmp_path / "my-space.toml"
     path.write_text(OWN.replace("max_num_seqs", "max_num_sekvs"))
-    with pytest.raises(SearchSpaceError, match="max_num_sekvs.*near: .*max_num_seqs"):
+    with pytest.raises(SearchSpaceError, match=r"max_num_sekvs.*near: .*max_num_seqs"):
         user_space(path)

@@ -26,20 +26,7 @@ TYPED = "sk-" + "typed0Hook" * 3
 SECRETS = (*ENVIRONMENT.values(), TYPED)
 SEARCH = [
     *("search", "--goal", "throughput", "--model", "Qwen/Qwen3-8B", "--simulate", "h200", "--trials", "3"),
-    *(
-        "--rounds",
-        "1",
-        "--soak",
-        "5s",
-        "--concurrency",
-        "8",
-        "--window",
-        "5",
-        "--requests",
-        "60",
-        "--vary",
-        "max_num_seqs=64,128",
-    ),
+    *("--rounds", "1", "--soak", "5s", "--concurrency", "8", "--window", "5", "--requests", "60"),
     *("--notify", f"true --header 'Authorization: Bearer {TYPED}'"),
 ]
 
