@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.sample_study import study
+from sample_study import study
 
 from vopt.optimizer import errors
 from vopt.optimizer.report.document import list_document, study_document
