@@ -19,9 +19,9 @@ def test_ten_kills_lose_nothing_and_repeat_nothing(
 ) -> None:
     words = (
         *("search", "--goal", "throughput", "--model", str(tiny_models[0]), "--trials", "12", "--time-budget", "24h"),
-        *("--window", "3", "--soak", "0", "--rounds", "0", "--concurrency", "16", "--no-guard"),
+        *("--window", "3", "--soak", "0", "--rounds", "0", "--concurrency", "8", "--no-guard"),
         *("--set", "load_format=dummy", "--set", "enforce_eager=true", "--set", "max_model_len=2048"),
-        *("--set", "gpu_memory_utilization=0.1", "--workload", "chat"),
+        *("--set", "gpu_memory_utilization=0.1", "--workload", "throughput"),
     )
     before = set(os.listdir("/dev/shm"))
     check_study(kill_at_random(tmp_path, words, {"XDG_CACHE_HOME": str(engine_cache)}, kills=10, seed=4), 12)
