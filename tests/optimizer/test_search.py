@@ -293,7 +293,9 @@ def test_a_drifting_machine_is_named_and_widens_the_interval() -> None:
     assert answer.gain.low < answer.gain.ratio / 1.06
 
 
-@pytest.mark.parametrize(("trials", "labels"), [(6, []), (16, ["drift"]), (32, ["drift-midway", "drift"])])
+@pytest.mark.parametrize(
+    ("trials", "labels"), [(6, []), (16, ["drift"]), pytest.param(32, ["drift-midway", "drift"], marks=pytest.mark.slow)]
+)
 def test_the_baseline_is_measured_again_where_the_confirmation_is_another_thing(trials: int, labels: list[str]) -> None:
     landscape = small_landscape(noise=0.001)
 

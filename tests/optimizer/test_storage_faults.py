@@ -113,7 +113,9 @@ def test_a_full_disk_stops_the_search_and_a_resume_goes_on(tmp_path: Path, monke
     assert len(labels) == len(set(labels)) == 2
 
 
-@pytest.mark.parametrize("damage", ["", '{"label": "1"', "null", "[]", '{"label": 1}'])
+@pytest.mark.parametrize(
+    "damage", ['{"label": "1"', *(pytest.param(text, marks=pytest.mark.slow) for text in ("", "null", "[]", '{"label": 1}'))]
+)
 @pytest.mark.fault("corrupt result file")
 def test_a_damaged_result_is_measured_again(tmp_path: Path, damage: str) -> None:
     url, study = made(tmp_path)

@@ -149,6 +149,7 @@ def test_sigkill_of_the_search_ends_the_whole_trial(tmp_path: Path) -> None:
     wait_for(lambda: not any(alive(who) for who in everyone))
 
 
+@pytest.mark.slow
 @pytest.mark.fault("supervisor killed")
 def test_sigkill_of_the_supervisor_loses_nothing(start: Callable[..., SupervisedProcess], tmp_path: Path) -> None:
     process = start(SPREADS)
@@ -230,6 +231,7 @@ def test_shared_memory_sockets_and_the_private_directory_are_removed(
     assert not private.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.fault("shared memory of others")
 def test_what_others_made_is_not_unlinked(start: Callable[..., SupervisedProcess], tmp_path: Path) -> None:
     foreign = Path(f"/dev/shm/psm_bystander_{os.getpid()}")
