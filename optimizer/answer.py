@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
@@ -10,6 +11,7 @@ from vopt.objectives.confidence import compare
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.history import Stage
 from vopt.optimizer.judge import Judged, of_stage
+from vopt.optimizer.measurement import CLIENT_LIMITED
 from vopt.optimizer.propose import EXPLAIN_STARTS, Finish, Progress, explain_label, finalists
 from vopt.optimizer.recommend import Gain, Override, Recommendation, Rejected, Verdict
 from vopt.optimizer.trial import EngineConfig
@@ -29,6 +31,7 @@ from vopt.optimizer.verdict import (
 )
 
 DRIFT_BAND = 3.0  # times the restart noise
+VANISHED_BAND = 2.0  # standard deviations
 
 
 def recommend(progress: Progress, finish: Finish) -> Recommendation:
@@ -59,11 +62,35 @@ def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
     elif refused:
         reason = f"the best configuration cannot be recommended: {refused}"
     else:
-        reason = f"no measurable gain: {_gain_text(gain)}"
+        reason = f"no measurable gain: {_why(progress, seen, gain)}"
+    vanished = [] if refused or soak_failed else _vanished(progress, seen)
     extra = [_rejected(seen.finalist.config, "confirmation", reason)] if refused and not soak_failed else []
     if soak is not None and soak_failed and not soak.kind:
         extra = [Rejected(soak.record.label, soak.record.config, "limit:success_rate", reason)]
-    return _no_gain(progress, reason, gain, seen.baseline.metrics.values if seen.baseline.metrics else {}, extra)
+    metrics = seen.baseline.metrics.values if seen.baseline.metrics else {}
+    return _no_gain(progress, reason, gain, metrics, extra, vanished)
+
+
+def _vanished(progress: Progress, seen: Confirmation) -> list[str]:
+    """Says it when the engine alone was faster beyond its noise, and the served command shows nothing of it.
+
+    The finalist was chosen because its starts of the search were good, so some of that lead is luck; the threshold is two
+    standard deviations of the difference under the assumed noise of a start.
+    """
+    if not any(start.record.served for start in seen.finalist.starts) or progress.baseline is None:
+        return []
+    found = progress.starts_of(seen.finalist.config, Stage.SEARCH, Stage.SCREENING)
+    alone = [start.merit for start in found if start.merit is not None and not start.record.served]
+    before = progress.baseline.merit
+    if not alone or before is None:
+        return []
+    lead = fmean(alone) - before
+    if lead <= VANISHED_BAND * progress.setup.restart_noise * math.sqrt(1 + 1 / len(alone)):
+        return []
+    return [
+        f"in the search, in-process, the finalist was {math.exp(lead) - 1:+.1%} against the baseline; launched as served "
+        "commands the two cannot be told apart: the gain vanishes behind the API server (or was luck of the choice)"
+    ]
 
 
 def _winner(
@@ -71,7 +98,7 @@ def _winner(
 ) -> Recommendation:
     gain = gain_of(progress, seen, arm)
     moved, notes = _drift_notes(progress, gain)
-    reason = f"better: {_gain_text(moved)}"
+    reason = f"better: {_why(progress, seen, moved)}"
     if baseline_refused:
         reason = f"better: the baseline breaks a limit ({baseline_refused}), the winner none"
     bound, allowed = success_bound(progress, arm.config), failure_allowance(progress)
@@ -121,8 +148,6 @@ def _unconfirmed(progress: Progress) -> Recommendation:
     merits = [start.merit for start in starts if start.merit is not None]
     gain = None
     if baseline.feasible and baseline.merit is not None:
-        import math
-
         gain = Gain(math.exp(fmean(merits) - baseline.merit))
     moved, notes = _drift_notes(progress, gain)
     metrics = mean_metrics([start.record for start in starts])
@@ -150,7 +175,12 @@ def _unconfirmed(progress: Progress) -> Recommendation:
 
 
 def _no_gain(
-    progress: Progress, reason: str, gain: Gain | None, base_metrics: object, extra: Sequence[Rejected]
+    progress: Progress,
+    reason: str,
+    gain: Gain | None,
+    base_metrics: object,
+    extra: Sequence[Rejected],
+    said: Sequence[str] = (),
 ) -> Recommendation:
     baseline = progress.baseline
     assert baseline is not None
@@ -167,7 +197,7 @@ def _no_gain(
         rejected=(*_rejections(progress), *extra),
         trials=_counts(progress),
         success=success_bound(progress, progress.baseline_config),
-        notes=(*notes, *_notes(progress)),
+        notes=(*said, *notes, *_notes(progress)),
     )
 
 
@@ -209,15 +239,19 @@ def _closest_values(progress: Progress, measured: Sequence[Judged]) -> list[str]
     return notes
 
 
-def _gain_text(gain: Gain | None) -> str:
+def _why(progress: Progress, seen: Confirmation, gain: Gain | None) -> str:
+    """What decided, in words; the figures stand in ``gain``."""
     if gain is None:
         return "the gain is not known"
-    text = f"{gain.ratio - 1:+.1%}"
-    if gain.low is not None and gain.high is not None:
-        text += f" (95 % interval {gain.low - 1:+.1%} to {gain.high - 1:+.1%})"
-    if gain.smallest_visible is not None:
-        text += f"; the smallest gain this study could have seen is {gain.smallest_visible - 1:.1%}"
-    return text
+    starts = f"{len(seen.finalist.values)} fresh starts of the finalist and {len(seen.baseline.values)} of the baseline"
+    how = "as served commands" if any(start.record.served for start in seen.finalist.starts) else "in-process"
+    if progress.setup.no_serve is False and how == "in-process":
+        how = "as simulated engines"
+    if gain.low is None:
+        return f"{starts}, {how}, are too few for an interval"
+    if seen.comparison is not None and seen.comparison.better:
+        return f"{starts}, {how}, differ by more than starts of one configuration do"
+    return f"{starts}, {how}, differ by no more than starts of one configuration do"
 
 
 def _drift_notes(progress: Progress, gain: Gain | None) -> tuple[Gain | None, list[str]]:
@@ -328,13 +362,21 @@ def _soak_text(progress: Progress, soak: Judged | None) -> str:
 def _notes(progress: Progress) -> list[str]:
     budget = progress.setup.budget
     notes = list(progress.setup.notes)
-    if 0 < budget.rounds < 3:
-        notes.append(f"confirmed in {budget.rounds} rounds only; the default is 3")
-    if budget.soak_s < 600:
-        notes.append(f"the soak was {budget.soak_s:g} s long; the default is 600 s")
+    if progress.setup.no_serve and budget.rounds:
+        notes.append("confirmed in-process (--no-serve): what the API server costs is not in these figures")
     repairs = len(progress.attempts) - 1
     if repairs:
         notes.append(
             f"the baseline as given did not start; compared with the repaired baseline {dict(progress.baseline_config)}"
+        )
+    limited = [
+        judged.record.label
+        for judged in progress.history
+        if judged.record.stage is Stage.CONFIRMATION and CLIENT_LIMITED in judged.record.flags
+    ]
+    if limited:
+        notes.append(
+            f"the load client, not the engine, was the limit in {', '.join(limited)}: gains may be larger than they look; "
+            "free more cores for the client"
         )
     return notes

@@ -20,7 +20,7 @@ from vopt.optimizer.first_load import NumberedLoads, first_load
 from vopt.optimizer.history import FailureSummary, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.load.plan import Tick
 from vopt.optimizer.load.source import RequestSource
-from vopt.optimizer.measurement import Asked, Measurement
+from vopt.optimizer.measurement import CLIENT_LIMITED, Asked, Measurement
 from vopt.optimizer.trial import EngineFailure, Failed, Measured, Outcome, Phase, Started, TrialSpec
 
 OpenSession = Callable[[TrialSpec, bool], Session]
@@ -60,6 +60,8 @@ class Evaluator:
     def __call__(self, request: TrialRequest) -> TrialRecord:
         """Never raises for what an engine does wrong: that is in the record's ``failure``."""
         spec = self.bench.spec_for(request)
+        if self.measurement is not None:
+            spec = replace(spec, client_processes=self.measurement.client_processes)
         spec.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         began_at = datetime.now(UTC).isoformat(timespec="seconds")
         served = self.bench.served_confirmation and request.stage in SERVED_STAGES
@@ -122,16 +124,16 @@ class Evaluator:
         return found.load, found.probes
 
     def _on_tick(self, request: TrialRequest) -> Callable[[Tick], bool]:
-        curve: list[float] = []
+        curve: list[float] = [0.0]  # at each full second of the window, whatever the ticks' distance
         may_end = request.stage is Stage.SEARCH and self.measurement is not None
 
         def on_tick(tick: Tick) -> bool:
             self.bench.listener(LoadTicked(request.label, tick))
             if tick.window_open_s is not None:
-                if not curve:  # once and under load: clocks and temperatures of an idle GPU explain nothing
+                if len(curve) == 1:  # once and under load: clocks and temperatures of an idle GPU explain nothing
                     self._conditions = self.bench.conditions()
-                curve.append(tick.window_tokens)
-            return not may_end or self._may_go_on(request, tick, curve)
+                _extend(curve, tick.window_s, tick.window_tokens)
+            return not may_end or self._may_go_on(request, tick, curve[1:])
 
         return on_tick
 
@@ -165,6 +167,8 @@ class Evaluator:
             _drop_last_raw(spec.directory)
             metrics = compute_metrics(load, slos=self.bench.slos)
         environment = dict(self._conditions or self.bench.conditions())
+        if started is not None:
+            environment["vllm_version"] = started.vllm_version
         if self.measurement is not None:
             environment["load_plan"] = self.measurement.to_json()
         return TrialRecord(
@@ -198,7 +202,7 @@ class Evaluator:
         if metrics and not self.bench.source.shared_prefixes and (metrics.get("prefix_hit_rate") or 0.0) >= UNEXPECTED_HIT_RATE:
             flags.append("unexpected_prefix_hits")
         if load is not None and load.client.limited:
-            flags.append("client_limited")
+            flags.append(CLIENT_LIMITED)
         return tuple(flags)
 
 
@@ -211,7 +215,7 @@ def _closed(session: Session) -> tuple[str, ...]:
         raise
 
 
-SIMULATED_CHUNKS = 16
+SIMULATED_CHUNKS = 6
 """Chunks kept of a simulated request: its times between first and last token are arithmetic, not observation."""
 
 ARTEFACT_ACCEPTANCE = 0.95
@@ -238,6 +242,14 @@ class _PhaseClock:
         if self._phase is not None:
             self.phase_s[self._phase] = self.phase_s.get(self._phase, 0.0) + time.monotonic() - self._began_s
         self._phase = None
+
+
+def _extend(curve: list[float], at_s: float, tokens: float) -> None:
+    """Carry ``curve`` (cumulative tokens at 0, 1, 2, ... s) on to ``at_s``, in a straight line from its last point."""
+    last = len(curve) - 1
+    missing = int(at_s) - last
+    for step in range(1, missing + 1):
+        curve.append(curve[last] + (tokens - curve[last]) * step / max(at_s - last, 1.0))
 
 
 def _acceptance_rate(load: LoadResult | None) -> float | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from vopt.objectives.goals import Goal
 from vopt.objectives.metrics import Direction
+from vopt.optimizer.bench_load import check_descriptors
 from vopt.optimizer.command import split_environment
 from vopt.optimizer.deadlines import deadlines
 from vopt.optimizer.environment import fetch_weights, first_difference
@@ -68,6 +69,8 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
     subject = find_subject(options, say)
     load = find_load(options, subject, say)
     asked = find_asked(options, goals[0])
+    if not (subject.machine.simulated or options.no_serve):
+        check_descriptors(asked.concurrency)  # confirmation starts are loaded over sockets; better said now than then
     space = find_space(options, subject, load.workload, goals[0].name, asked.concurrency)
     sampler = options.sampler
     if sampler not in KINDS:
@@ -103,7 +106,7 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
                 arguments=arguments,
                 directory=study.directory / f"{request.label}{attempt}",
                 python=subject.python,
-                served_model_name=subject.model.name,
+                served_model_name=subject.served_name(request.config),
                 front_end=subject.front_end,
                 revision=subject.model.revision,
                 environment={**subject.environment, **variables},
@@ -171,8 +174,8 @@ SEEDED = 3
 """How many configurations of an earlier study are measured again."""
 
 
-def launch(options: SearchOptions, listener: Listener) -> StudyRecord:
-    """The whole loop of a new study."""
+def launch(options: SearchOptions, listener: Listener, named: Callable[[str], None] = lambda _: None) -> StudyRecord:
+    """The whole loop of a new study. ``named`` hears its name as soon as it exists."""
     prepared = prepare(options, listener)
     fetch_weights(prepared.subject.model, lambda text: listener(Note(text)))
     study = Study.create(
@@ -183,6 +186,7 @@ def launch(options: SearchOptions, listener: Listener) -> StudyRecord:
         maximize=[goal.direction is Direction.MAXIMIZE for goal in prepared.goals],
         data_dir=options.data_dir,
     )
+    named(study.name)
     return _run(prepared, study, listener)
 
 

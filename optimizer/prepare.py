@@ -10,6 +10,7 @@ from typing import Any
 
 from vopt.objectives.goals import Goal, GoalError, Limit, built_in_goal, parse_limit
 from vopt.objectives.metrics import Direction
+from vopt.optimizer import gpus
 from vopt.optimizer.environment import host_facts
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.load.materialise import Materialised, materialise
@@ -159,7 +160,8 @@ def setup_of(
     shared: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """The study attributes: what fixed this study, and what a resume has to find unchanged."""
-    typed = {name: _plain(value) for name, value in asdict(options).items()}
+    # A notification belongs to one run, and its command may hold the key of a web hook.
+    typed = {name: _plain(value) for name, value in asdict(options).items() if name != "notify"}
     return {
         "model": subject.model.name,
         "model_revision": subject.model.revision,
@@ -179,12 +181,19 @@ def setup_of(
         "seed": options.seed,
         "environment": {
             **host_facts(),
+            **driver_of(subject),
             "shared_with": list(shared),
             "variables": clean({**engine_variables(), **subject.environment}),
         },
         "baseline_argv": list(subject.argv(subject.baseline)),
         **space,
     }
+
+
+def driver_of(subject: Subject) -> dict[str, str]:
+    """The NVIDIA driver of the GPUs of a search; nothing for a simulation and for the CPU."""
+    found = gpus.select(subject.machine.uuids)
+    return {"driver": found[0].driver} if found and found[0].driver else {}
 
 
 def engine_variables() -> dict[str, str]:

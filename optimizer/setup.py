@@ -77,7 +77,8 @@ class SearchSetup:
     ``early_end`` allows trials to be ended early (closed-loop throughput loads only). ``artefact_acceptance`` in a
     record's flags bars it from winning. ``restart_noise`` is the assumed spread of the log metric from start to start until
     the study has seen repeats; ``drift_check`` adds a last start of the baseline for searches whose confirmation is served
-    while its trials were not; ``notes`` go into the answer as they are.
+    while its trials were not. ``no_serve``: the user asked for a confirmation without the API server; the answer says so.
+    ``notes`` go into the answer as they are.
     """
 
     goal: Goal
@@ -95,6 +96,7 @@ class SearchSetup:
     deadline_s: float = 1800.0
     restart_noise: float = 0.01
     drift_check: bool = False
+    no_serve: bool = False
     more_goals: tuple[Goal, ...] = ()
     notes: tuple[str, ...] = ()
 

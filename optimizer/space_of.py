@@ -189,6 +189,7 @@ def search_setup(
         explain=options.explain,
         deadline_s=asked.deadline_s,
         more_goals=goals[1:],
+        no_serve=options.no_serve,
     )
 
 

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,7 +33,7 @@ from vopt.search_spaces.space import Point, SearchSpace
 
 MOST_RECORD_BYTES = 60_000  # a MySQL TEXT column holds 64 KiB
 RESULT = "result.json"
-SHOWN_METRICS = ("tokens_per_s", "requests_per_s", "mean_e2e_s", "p95_ttft_s", "p95_tpot_s", "success_rate", "kv_peak")
+SHOWN_METRICS = ("success_rate",)  # each attribute is a transaction; the dashboard adds the rest to its copy
 """Metrics that are attributes of their own, for sorting in a dashboard; each costs a transaction. All are in ``record``."""
 _T = TypeVar("_T")
 
@@ -99,7 +100,7 @@ class Study:
         ``<model>-<goal>-<n>``. The database is made here, if need be."""
         previous = os.umask(0o077)
         try:
-            storage = storage_for(url, create=True, timeout_s=timeout_s)
+            storage = storage_for(url, create=True, timeout_s=timeout_s, durable=not setup.get("simulated"))
             directions = [maximize] if isinstance(maximize, bool) else list(maximize)
             called = name or next_name(storage, setup)
             try:
@@ -331,7 +332,7 @@ def list_studies(url: str, *, data_dir: Path | None = None, timeout_s: float = 6
 
 def _record(study: optuna.Study, directory: Path) -> StudyRecord:
     answer = study.user_attrs.get("recommendation")
-    records = tuple(record for _, record in _finished(study))
+    records = tuple(_where_it_lies(record, directory) for _, record in _finished(study))
     return StudyRecord(
         name=study.study_name,
         created_at=min((record.began_at for record in records), default=""),
@@ -340,6 +341,14 @@ def _record(study: optuna.Study, directory: Path) -> StudyRecord:
         recommendation=Recommendation.from_json(answer) if answer else None,
         directory=str(directory),
     )
+
+
+def _where_it_lies(record: TrialRecord, directory: Path) -> TrialRecord:
+    """The same start with the directory of its evidence as it is now, should the study have been moved since."""
+    if not record.directory or Path(record.directory).is_dir():
+        return record
+    moved = directory / Path(record.directory).name
+    return replace(record, directory=str(moved)) if moved.is_dir() else record
 
 
 def _finished(study: optuna.Study) -> list[tuple[int, TrialRecord]]:
