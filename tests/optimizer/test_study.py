@@ -139,6 +139,8 @@ def by_config(landscape: Landscape, seed: int) -> Callable[[TrialRequest], Trial
     return evaluated
 
 
+@pytest.mark.slow
+@pytest.mark.fault("killed at any write of a study")
 def test_a_crash_at_any_write_leaves_exactly_the_right_trials(tmp_path: Path) -> None:
     landscape = small_landscape()
     whole = f"sqlite:///{tmp_path}/whole.db"
@@ -154,6 +156,7 @@ def test_a_crash_at_any_write_leaves_exactly_the_right_trials(tmp_path: Path) ->
         assert again.winner_config == answer.winner_config
 
 
+@pytest.mark.fault("killed between the result file and the database")
 def test_a_result_on_disk_is_told_and_not_measured_again(url: str) -> None:
     landscape = small_landscape()
     calls: list[str] = []
@@ -184,6 +187,7 @@ def test_a_result_on_disk_is_told_and_not_measured_again(url: str) -> None:
     assert len(calls) == len(set(calls)) == len(read_study(url).trials)
 
 
+@pytest.mark.fault("configuration kills the search twice")
 def test_a_configuration_that_killed_the_search_twice_is_marked(url: str) -> None:
     landscape = small_landscape()
     killer = {"max_num_seqs": 512}
@@ -207,6 +211,7 @@ def test_a_configuration_that_killed_the_search_twice_is_marked(url: str) -> Non
     assert sum(dict(record.config) == killer for record in read_study(url).trials) == 1
 
 
+@pytest.mark.fault("second search on a study")
 def test_two_searches_on_one_study_are_refused(url: str) -> None:
     landscape = small_landscape()
     with create(url, landscape) as study, pytest.raises(EnvironmentLacks, match=f"process {os.getpid()}"):
@@ -214,6 +219,7 @@ def test_two_searches_on_one_study_are_refused(url: str) -> None:
     Study.reopen(url, None, landscape.space).close()
 
 
+@pytest.mark.fault("database locked by another program")
 def test_a_locked_database_loses_nothing(tmp_path: Path) -> None:
     landscape = small_landscape()
     url = f"sqlite:///{tmp_path}/studies.db"
@@ -235,6 +241,7 @@ def test_a_locked_database_loses_nothing(tmp_path: Path) -> None:
     assert "2" in {record.label for record in read_study(url).trials}
 
 
+@pytest.mark.fault("database locked for good")
 def test_a_database_locked_for_too_long_ends_with_a_resume_line(tmp_path: Path) -> None:
     landscape = small_landscape()
     url = f"sqlite:///{tmp_path}/studies.db"
