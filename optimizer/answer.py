@@ -10,7 +10,8 @@ from vopt.objectives.confidence import compare
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.history import Stage
 from vopt.optimizer.judge import Judged, of_stage
-from vopt.optimizer.propose import EXPLAIN_STARTS, Finish, Progress, explain_label, finalists
+from vopt.optimizer.progress import Progress, finalists
+from vopt.optimizer.propose import EXPLAIN_STARTS, Finish, explain_label
 from vopt.optimizer.recommend import Gain, Override, Recommendation, Rejected, Verdict
 from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.verdict import (

@@ -16,9 +16,9 @@ from vopt.optimizer.events import Listener, Note, StageBegan, TrialBegan, TrialE
 from vopt.optimizer.history import SAMPLED_STAGES, FailureSummary, Pending, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.judge import Judged, judge, told_value
 from vopt.optimizer.moves import propose
+from vopt.optimizer.progress import Progress
 from vopt.optimizer.propose import (
     Finish,
-    Progress,
     Run,
     Sample,
     allowed,

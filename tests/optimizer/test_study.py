@@ -310,7 +310,7 @@ def test_a_newer_format_is_refused(url: str) -> None:
 def test_records_stay_within_what_every_database_holds() -> None:
     from dataclasses import replace
 
-    from vopt.optimizer.study import MOST_RECORD_BYTES, fitted
+    from vopt.optimizer.results import MOST_RECORD_BYTES, fitted
 
     landscape = small_landscape()
     record = landscape.evaluator(0)(
