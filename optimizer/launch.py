@@ -10,6 +10,7 @@ from typing import Any
 from vopt.objectives.goals import Goal
 from vopt.objectives.metrics import Direction
 from vopt.optimizer.command import split_environment
+from vopt.optimizer.engine.floor import check_limits
 from vopt.optimizer.environment import fetch_weights, first_difference
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.evaluate import Bench, Evaluator
@@ -19,14 +20,14 @@ from vopt.optimizer.interruption import Interruption
 from vopt.optimizer.judge import judge
 from vopt.optimizer.measurement import Measurement, natural_ends
 from vopt.optimizer.options import ResumeOptions, SearchOptions
-from vopt.optimizer.prepare import conditions_of, find_asked, find_goals, find_load, setup_of, with_typed
+from vopt.optimizer.prepare import conditions_of, find_asked, find_goal, find_load, setup_of, with_typed
 from vopt.optimizer.report.raw import read_records
 from vopt.optimizer.samplers import KINDS
-from vopt.optimizer.schedule import plan, plan_text
+from vopt.optimizer.schedule import check_budget, plan, plan_text
 from vopt.optimizer.search import search
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.setup import Pinned, SearchSetup
-from vopt.optimizer.space_of import find_space, search_setup
+from vopt.optimizer.space_of import find_space, floor_of, search_setup
 from vopt.optimizer.study import Study, read_study, searching
 from vopt.optimizer.subject import Subject, find_subject
 from vopt.optimizer.trial import Deadlines, EngineConfig, TrialSpec
@@ -38,7 +39,7 @@ class Prepared:
 
     options: SearchOptions
     subject: Subject
-    goals: tuple[Goal, ...]
+    goal: Goal
     setup: SearchSetup
     stored: dict[str, Any]
     bench: Callable[[Study, Listener], Bench]
@@ -50,18 +51,22 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
     def say(text: str) -> None:
         listener(Note(text))
 
-    goals = find_goals(options)
+    goal = find_goal(options)
     subject = find_subject(options, say)
     load = find_load(options, subject, say)
-    asked = find_asked(options, goals[0])
-    space = find_space(options, subject, load.workload, goals[0].name, asked.concurrency)
+    asked = find_asked(options, goal)
+    space = find_space(options, subject, load.workload, goal.name, asked.concurrency)
+    least = floor_of(subject, load.workload, space, options.allow_lossy)
+    if least is not None:
+        check_limits(goal, least)
     sampler = options.sampler
     if sampler not in KINDS:
         raise UsageError(f"--sampler {sampler}: there are {', '.join(KINDS)}")
-    setup = search_setup(options, subject, goals, space, sampler, asked)
+    setup = search_setup(options, subject, goal, space, sampler, asked)
     if options.seed_from is not None:
         earlier = read_study(options.storage, options.seed_from, data_dir=options.data_dir)
         setup = replace(setup, pinned=(*setup.pinned, *best_of(earlier, setup, subject)))
+    check_budget(setup)
     open_session = opener(options.engine, subject)
 
     def bench(study: Study, heard: Listener) -> Bench:
@@ -90,7 +95,7 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
             source=load.requests.source,
             soak_source=load.soak.source,
             asked=asked,
-            slos=goals[0].slos,
+            slos=goal.slos,
             listener=heard,
             served_confirmation=not (options.no_serve or subject.machine.simulated),
             soak_s=options.soak,
@@ -100,9 +105,9 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
         )
 
     stored = setup_of(
-        options, subject, goals, load, {"space": space.to_json(), "space_digest": space.digest, "mode": space.mode}
+        options, subject, goal, load, {"space": space.to_json(), "space_digest": space.digest, "mode": space.mode}
     )
-    return Prepared(options, subject, goals, setup, stored, bench)
+    return Prepared(options, subject, goal, setup, stored, bench)
 
 
 def dry_run(options: SearchOptions, listener: Listener) -> str:
@@ -139,13 +144,14 @@ SEEDED = 3
 def launch(options: SearchOptions, listener: Listener) -> StudyRecord:
     """The whole loop of a new study."""
     prepared = prepare(options, listener)
+    listener(Note(plan_text(plan(prepared.setup))))
     fetch_weights(prepared.subject.model, lambda text: listener(Note(text)))
     study = Study.create(
         options.storage,
         prepared.stored,
         prepared.setup.space,
         name=options.study,
-        maximize=[goal.direction is Direction.MAXIMIZE for goal in prepared.goals],
+        maximize=prepared.goal.direction is Direction.MAXIMIZE,
         data_dir=options.data_dir,
     )
     return _run(prepared, study, listener)

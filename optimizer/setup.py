@@ -93,12 +93,6 @@ class SearchSetup:
     deadline_s: float = 1800.0
     restart_noise: float = 0.01
     drift_check: bool = False
-    more_goals: tuple[Goal, ...] = ()
-
-    @property
-    def goals(self) -> tuple[Goal, ...]:
-        """All goals; the first is the one that proposals follow when there is only one."""
-        return (self.goal, *self.more_goals)
 
     def config(self, point: Point) -> EngineConfig:
         """The engine configuration of one point of the space."""

@@ -50,7 +50,7 @@ class Study:
         space: SearchSpace,
         *,
         name: str | None = None,
-        maximize: bool | Sequence[bool] = True,
+        maximize: bool = True,
         data_dir: Path | None = None,
         retry_s: float = 180.0,
         timeout_s: float = 60.0,
@@ -60,11 +60,10 @@ class Study:
         previous = os.umask(0o077)
         try:
             storage = storage_for(url, create=True, timeout_s=timeout_s)
-            directions = [maximize] if isinstance(maximize, bool) else list(maximize)
             called = name or next_name(storage, setup)
             try:
                 study = optuna.create_study(
-                    storage=storage, study_name=called, directions=["maximize" if up else "minimize" for up in directions]
+                    storage=storage, study_name=called, direction="maximize" if maximize else "minimize"
                 )
             except optuna.exceptions.DuplicatedStudyError:
                 raise UsageError(

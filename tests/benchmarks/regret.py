@@ -1,6 +1,7 @@
 """How near to the best configuration each way of searching comes, by engine starts.
 
-    python tests/benchmarks/regret.py [--seeds N] [--first-seed N] [--family NAME ...] [--budgets 8,12,16,30] [--methods ...] [--json] [--all]
+    python tests/benchmarks/regret.py [--seeds N] [--first-seed N] [--family NAME ...]
+        [--budgets 8,12,16,30] [--methods ...] [--json] [--all]
 
 Regret is the share of the true feasible optimum that the recommended configuration loses; 100 % is a recommendation that
 crashes or breaks the limit. Ours runs the whole search with screening and confirmation (whose starts are not counted); the

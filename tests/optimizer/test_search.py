@@ -84,8 +84,8 @@ def flat_landscape(noise: float = 0.01) -> Landscape:
 
 
 def test_nothing_to_gain_is_said() -> None:
-    verdicts = [run(flat_landscape(), seed)[0] for seed in range(8)]
-    assert sum(answer.verdict is Verdict.NO_GAIN for answer in verdicts) >= 7
+    verdicts = [run(flat_landscape(), seed)[0] for seed in range(4)]
+    assert sum(answer.verdict is Verdict.NO_GAIN for answer in verdicts) >= 3
     none = next(answer for answer in verdicts if answer.verdict is Verdict.NO_GAIN)
     assert none.winner_config is None
     assert none.argv == none.baseline_argv
