@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vopt.objectives.confidence import looks
+from vopt.objectives.records import LoadStatus
 from vopt.optimizer import schedule
 from vopt.optimizer.history import Arm, Stage
-from vopt.optimizer.judge import of_stage
+from vopt.optimizer.judge import ARTEFACT, STOPPED_EARLY, Judged, of_stage
 from vopt.optimizer.moves import Observation
 from vopt.optimizer.progress import SCREENED, Arms, Progress, candidates
 from vopt.optimizer.setup import SearchSetup
@@ -20,6 +21,7 @@ from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.verdict import provisional_winner, settled
 from vopt.search_spaces.space import Point
 
+MOST_LOST = 0.2  # share of failed requests beyond which a rate says nothing of the arguments
 SEEDS = 4  # of the space's seeds that are measured before the model proposes
 
 
@@ -154,8 +156,26 @@ def observations(progress: Progress) -> list[Observation]:
             continue
         worst = max(judged.violations.values(), default=-1.0)
         code = 1.0 if judged.feasible else -min(1.0, max(0.3, 10 * worst))
-        seen.append(Observation(point, judged.merit if judged.feasible else None, code, judged.kind == "stopped_early"))
+        doubt = _doubt(judged)
+        seen.append(Observation(point, judged.merit if doubt is not None else None, code, doubt or 1.0))
     return seen
+
+
+def _doubt(judged: Judged) -> float | None:
+    """By how much the variance of a value's noise is larger than that of a start within the limits; ``None``: no value.
+
+    A start that broke a limit on latency still shows what its arguments do to the goal's metric. One that failed a share f of
+    its requests shows it to about f, in whichever direction.
+    """
+    if judged.kind == STOPPED_EARLY:
+        return 25.0
+    if judged.feasible:
+        return 1.0
+    metrics = judged.record.metrics
+    if judged.merit is None or metrics is None or judged.record.status not in (LoadStatus.COMPLETE, LoadStatus.UNSTEADY):
+        return None
+    lost = metrics.failed / max(1, metrics.failed + metrics.succeeded)
+    return 1.0 + (lost / 0.01) ** 2 if lost < MOST_LOST and ARTEFACT not in judged.record.flags else None
 
 
 def out_of_patience(progress: Progress) -> bool:
@@ -256,6 +276,12 @@ def _explain(progress: Progress) -> Step | None:
             if not _tries(progress, label):
                 return Run(winner.without(name), Stage.EXPLAIN, f"explain: the winner without {name}", label)
     return None
+
+
+def explain_starts(progress: Progress) -> int:
+    """How many engine starts explaining the winner takes in all."""
+    winner = provisional_winner(progress)
+    return EXPLAIN_STARTS * len(dropped_one_by_one(progress, winner)) if winner is not None else 0
 
 
 def dropped_one_by_one(progress: Progress, winner: EngineConfig) -> Sequence[str]:

@@ -113,6 +113,8 @@ def plan(setup: SearchSetup, records: Sequence[TrialRecord] = ()) -> Plan:
     ]
     if budget.soak_s:
         phases.append(PlannedPhase("soak", 1, timing.known_key_start_s + budget.soak_s + timing.stop_s))
+    if setup.explain:
+        notes.append(f"--explain adds two starts for each flag that is kept, {2 * repeat / 60:.1f} min a flag")
     return Plan(tuple(phase for phase in phases if phase.starts), tuple(notes))
 
 

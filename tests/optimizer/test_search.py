@@ -266,11 +266,13 @@ def test_the_users_command_is_the_baseline_and_nothing_slower_is_the_answer() ->
 
 
 def test_explain_measures_each_override_without_it() -> None:
-    answer, study = run(small_landscape(noise=0.002), explain=True)
+    events: list[Event] = []
+    answer, study = run(small_landscape(noise=0.002), events=events, explain=True)
     kept = [row for row in answer.overrides if row.kept]
     assert kept
     explained = [record for record in study.records() if record.stage is Stage.EXPLAIN]
     assert len(explained) == 2 * len(kept)
+    assert [event.trials for event in events if isinstance(event, StageBegan) and event.stage == "explain"] == [len(explained)]
     assert all(row.worth is not None and row.worth.ratio > 1 for row in kept)
 
 
