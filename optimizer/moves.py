@@ -11,7 +11,7 @@ from scipy.special import log_ndtr, ndtr
 from vopt.optimizer.surrogate import FEASIBILITY, VALUE, Floats, Ints, Surrogate, correlation, fit
 from vopt.search_spaces.space import Point, SearchSpace
 
-_HOPE, _COST = 1.0, 0.3  # prior mean of feasibility, coded +1 / -1: of the defaults, and what each changed argument takes off
+_HOPE, _COST = 1.0, 0.6  # prior mean of feasibility, coded +1 / -1: of the defaults, and what each changed argument takes off
 RADIUS = 3  # arguments that a proposal changes at once
 _STARTS = 3  # of the best known points, from which proposals depart
 _BEAM = 12
