@@ -61,7 +61,8 @@ def test_a_true_gain_of_five_percent_is_found_and_not_overstated() -> None:
     found = cell("1 %", 0.05, 200)
     assert found.better >= 0.9
     assert found.bias is not None
-    assert abs(found.bias) <= 0.003
+    # Choosing lite where it looks good lifts the printed gain by a quarter of a percent; 0.06 % is the error of 200 studies.
+    assert abs(found.bias) <= 0.003 + 2 * 0.0006
 
 
 @pytest.mark.slow
