@@ -5,6 +5,7 @@ They describe the run they come from and support no comparison between engine st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,11 +39,21 @@ def percentile_interval(ordered: Array, percent: float, confidence: float = CONF
     return float(low), float(high)
 
 
+MANY = 2000
+
+
 def mean_interval(values: Array, rng: np.random.Generator, resamples: int) -> tuple[float, float] | None:
-    """Percentile-bootstrap interval of the mean; ``None`` below two values."""
+    """Percentile-bootstrap interval of the mean; ``None`` below two values.
+
+    From ``MANY`` values on it is the normal interval that the bootstrap of a mean tends to (central limit theorem): the two
+    agree there to a few per cent of their width, and resampling is most of what figures cost.
+    """
     n = len(values)
     if n < 2:
         return None
+    if n >= MANY:
+        half = float(special.ndtri(0.975)) * float(values.std(ddof=1)) / math.sqrt(n)
+        return float(values.mean()) - half, float(values.mean()) + half
     means = np.empty(resamples)
     at_once = max(1, _CELLS_AT_ONCE // n)
     for begin in range(0, resamples, at_once):

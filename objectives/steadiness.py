@@ -96,7 +96,11 @@ def halves_agree(records: Iterable[RequestRecord], window: LoadWindow) -> tuple[
     common mean a real step between the halves would widen its own tolerance: a step d alone has a standard error of d/3
     there, so that three of them could never reject it. For steps elsewhere there is ``HALVES_CEILING``.
     """
-    rates = tokens_between(records, sub_window_edges(window.opened_s, window.closed_s))
+    return rates_agree(tokens_between(records, sub_window_edges(window.opened_s, window.closed_s)))
+
+
+def rates_agree(rates: Sequence[float]) -> tuple[bool, str]:
+    """``halves_agree`` by the tokens of each of the ten sub-windows: those of several clients add up."""
     half = SUB_WINDOWS // 2
     first, second = rates[:half], rates[half:]
     mean = sum(rates) / SUB_WINDOWS

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
 from vopt.objectives.confidence import compare
 from vopt.objectives.records import LoadStatus
+from vopt.optimizer.answer_text import drift_notes, general_notes, soak_text, vanished_gain, why
 from vopt.optimizer.history import Stage
 from vopt.optimizer.judge import Judged, of_stage
 from vopt.optimizer.progress import Progress, finalists
@@ -21,15 +23,12 @@ from vopt.optimizer.verdict import (
     better,
     chosen_arm,
     confirmation,
-    drift,
     failure_allowance,
     gain_of,
     mean_metrics,
     refusal,
     success_bound,
 )
-
-DRIFT_BAND = 3.0  # times the restart noise
 
 
 def recommend(progress: Progress, finish: Finish) -> Recommendation:
@@ -60,19 +59,21 @@ def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
     elif refused:
         reason = f"the best configuration cannot be recommended: {refused}"
     else:
-        reason = f"no measurable gain: {_gain_text(gain)}"
+        reason = f"no measurable gain: {why(progress, seen, gain)}"
+    vanished = [] if refused or soak_failed else vanished_gain(progress, seen)
     extra = [_rejected(seen.finalist.config, "confirmation", reason)] if refused and not soak_failed else []
     if soak is not None and soak_failed and not soak.kind:
         extra = [Rejected(soak.record.label, soak.record.config, "limit:success_rate", reason)]
-    return _no_gain(progress, reason, gain, seen.baseline.metrics.values if seen.baseline.metrics else {}, extra)
+    metrics = seen.baseline.metrics.values if seen.baseline.metrics else {}
+    return _no_gain(progress, reason, gain, metrics, extra, vanished)
 
 
 def _winner(
     progress: Progress, seen: Confirmation, arm: ArmResult, soak: Judged | None, baseline_refused: str
 ) -> Recommendation:
     gain = gain_of(progress, seen, arm)
-    moved, notes = _drift_notes(progress, gain)
-    reason = f"better: {_gain_text(moved)}"
+    moved, notes = drift_notes(progress, gain)
+    reason = f"better: {why(progress, seen, moved)}"
     if baseline_refused:
         reason = f"better: the baseline breaks a limit ({baseline_refused}), the winner none"
     bound, allowed = success_bound(progress, arm.config), failure_allowance(progress)
@@ -97,8 +98,8 @@ def _winner(
         rejected=_rejections(progress),
         trials=_counts(progress),
         success=bound,
-        soak=_soak_text(progress, soak),
-        notes=(*notes, *_notes(progress)),
+        soak=soak_text(progress, soak),
+        notes=(*notes, *general_notes(progress)),
     )
 
 
@@ -122,10 +123,8 @@ def _unconfirmed(progress: Progress) -> Recommendation:
     merits = [start.merit for start in starts if start.merit is not None]
     gain = None
     if baseline.feasible and baseline.merit is not None:
-        import math
-
         gain = Gain(math.exp(fmean(merits) - baseline.merit))
-    moved, notes = _drift_notes(progress, gain)
+    moved, notes = drift_notes(progress, gain)
     metrics = mean_metrics([start.record for start in starts])
     return Recommendation(
         verdict=Verdict.UNCONFIRMED,
@@ -145,17 +144,22 @@ def _unconfirmed(progress: Progress) -> Recommendation:
         rejected=_rejections(progress),
         trials=_counts(progress),
         success=success_bound(progress, winner),
-        soak=_soak_text(progress, soak),
-        notes=(*notes, *_notes(progress)),
+        soak=soak_text(progress, soak),
+        notes=(*notes, *general_notes(progress)),
     )
 
 
 def _no_gain(
-    progress: Progress, reason: str, gain: Gain | None, base_metrics: object, extra: Sequence[Rejected]
+    progress: Progress,
+    reason: str,
+    gain: Gain | None,
+    base_metrics: object,
+    extra: Sequence[Rejected],
+    said: Sequence[str] = (),
 ) -> Recommendation:
     baseline = progress.baseline
     assert baseline is not None
-    moved, notes = _drift_notes(progress, gain)
+    moved, notes = drift_notes(progress, gain)
     return Recommendation(
         verdict=Verdict.NO_GAIN,
         reason=reason,
@@ -168,7 +172,7 @@ def _no_gain(
         rejected=(*_rejections(progress), *extra),
         trials=_counts(progress),
         success=success_bound(progress, progress.baseline_config),
-        notes=(*notes, *_notes(progress)),
+        notes=(*said, *notes, *general_notes(progress)),
     )
 
 
@@ -208,36 +212,6 @@ def _closest_values(progress: Progress, measured: Sequence[Judged]) -> list[str]
             which = "lowest" if limit.op == "<=" else "highest"
             notes.append(f"{which} {limit.metric} seen: {closest:.4g}; the limit is {limit.text}")
     return notes
-
-
-def _gain_text(gain: Gain | None) -> str:
-    if gain is None:
-        return "the gain is not known"
-    text = f"{gain.ratio - 1:+.1%}"
-    if gain.low is not None and gain.high is not None:
-        text += f" (95 % interval {gain.low - 1:+.1%} to {gain.high - 1:+.1%})"
-    if gain.smallest_visible is not None:
-        text += f"; the smallest gain this study could have seen is {gain.smallest_visible - 1:.1%}"
-    return text
-
-
-def _drift_notes(progress: Progress, gain: Gain | None) -> tuple[Gain | None, list[str]]:
-    """A drift beyond the noise is named and widens the interval by its size."""
-    moved = drift(progress)
-    if moved is None or abs(moved[0] - 1) <= DRIFT_BAND * progress.setup.restart_noise:
-        return gain, []
-    ratio, changed = moved
-    what = (
-        "; ".join(f"{name}: {before} -> {after}" for name, (before, after) in changed.items())
-        or "no recorded condition changed"
-    )
-    note = (
-        f"the baseline drifted by {ratio - 1:+.1%} between its first and its last start ({what}); the interval is widened by it"
-    )
-    if gain is None or gain.low is None or gain.high is None:
-        return gain, [note]
-    wide = max(ratio, 1 / ratio)
-    return Gain(gain.ratio, gain.low / wide, gain.high * wide, gain.smallest_visible), [note]
 
 
 def _overrides(
@@ -313,29 +287,3 @@ def _refused_by_soak(progress: Progress, seen: Confirmation, arm: ArmResult, soa
 def _soak_failure(soak: Judged) -> str:
     """Why a soak refuses its configuration: a dead or hung engine, or too many failed requests; empty when it does not."""
     return soak.reason if soak.kind else ""
-
-
-def _soak_text(progress: Progress, soak: Judged | None) -> str:
-    budget = progress.setup.budget
-    if soak is None:
-        return "no soak was run"
-    metrics = soak.record.metrics
-    requests = f", {metrics.succeeded + metrics.failed} requests, {metrics.failed} failed" if metrics else ""
-    preempted = metrics.get("preemptions") if metrics else None
-    shown = f", {preempted:.0f} preemptions" if preempted is not None else ""
-    return f"no crash in {budget.soak_s / 60:g} minutes at peak load{requests}{shown}"
-
-
-def _notes(progress: Progress) -> list[str]:
-    budget = progress.setup.budget
-    notes = []
-    if 0 < budget.rounds < 3:
-        notes.append(f"confirmed in {budget.rounds} rounds only; the default is 3")
-    if budget.soak_s < 600:
-        notes.append(f"the soak was {budget.soak_s:g} s long; the default is 600 s")
-    repairs = len(progress.attempts) - 1
-    if repairs:
-        notes.append(
-            f"the baseline as given did not start; compared with the repaired baseline {dict(progress.baseline_config)}"
-        )
-    return notes

@@ -10,6 +10,7 @@ from vopt.objectives.goals import Goal
 from vopt.objectives.score import score
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
 from vopt.optimizer.history import Arm, StudyRecord, TrialRecord
+from vopt.optimizer.measurement import CLIENT_LIMITED
 from vopt.optimizer.recommend import Verdict
 from vopt.optimizer.trial import EngineConfig
 
@@ -81,7 +82,7 @@ def judge_duel(duel: Duel, starts: Mapping[str, Sequence[TrialRecord]], goal: Go
     Raises:
         EnvironmentLacks: the client was the limit, so nothing can be said.
     """
-    limited = [start.label for arm in starts.values() for start in arm if "client_limited" in start.flags]
+    limited = [start.label for arm in starts.values() for start in arm if CLIENT_LIMITED in start.flags]
     if limited:
         raise EnvironmentLacks(
             f"the load client, not the engine, was the limit in {', '.join(limited)}: nothing can be said",

@@ -13,7 +13,6 @@ from vopt.optimizer.errors import UsageError
 from vopt.optimizer.first_load import MOST_LOADS, NUMBERS_APART
 from vopt.optimizer.load.concurrency import LEVELS
 from vopt.optimizer.load.plan import Arrivals
-from vopt.optimizer.load.spread import AGAIN_NUMBERS
 from vopt.optimizer.load.target import checked_rate
 from vopt.optimizer.load.workload import Workload
 from vopt.optimizer.measurement import SHORTEST_WINDOW_S, Asked
@@ -82,9 +81,9 @@ def _checked_window(window_s: float | None) -> float | None:
 
 def _check_requests(options: BenchOptions) -> None:
     """Prompts are unique by an eight-digit number; more loads or longer ones than it can count would repeat prompts."""
-    if options.requests is not None and options.requests > AGAIN_NUMBERS:
+    if options.requests is not None and options.requests > NUMBERS_APART:
         raise UsageError(
-            f"--requests {options.requests}: a load has at most {AGAIN_NUMBERS:,} requests, beyond which prompts would repeat",
+            f"--requests {options.requests}: a load has at most {NUMBERS_APART:,} requests, beyond which prompts would repeat",
             hint="leave --requests out: a load is ended by its window",
         )
     most = (MOST_LOADS - PROBES) // 2

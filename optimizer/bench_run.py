@@ -126,6 +126,12 @@ def checked_combination(options: BenchOptions) -> None:
         raise UsageError(f"--engine {options.engine}: there are {', '.join(KINDS)}, or the URL of a running server")
     if typed := _typed(options, URL_ONLY):
         raise UsageError(f"{typed} belongs to a running server", hint="--url http://127.0.0.1:8000")
+    if options.client_processes is not None and (options.engine != "server" or options.study is not None):
+        raise UsageError(
+            "--client-processes is about a server that is loaded over HTTP"
+            + ("; a study has fixed its number" if options.study is not None else ""),
+            hint="leave it out" if options.study is not None else "--engine server, or --url http://127.0.0.1:8000",
+        )
     if options.endpoint != "completions":
         raise UsageError(
             f"--endpoint {options.endpoint} belongs to a running server: engines that we start get token ids",
@@ -205,6 +211,7 @@ def spec_of(subject: Subject, options: BenchOptions, asked: Asked, directory: Pa
         gpus=subject.machine.uuids,
         deadlines=Deadlines(load_s=asked.deadline_s),
         seed=options.seed,
+        client_processes=options.client_processes,
     )
 
 
@@ -224,7 +231,7 @@ def _bench_server(options: BenchOptions, asked: Asked, slos: Mapping[str, float]
         environment={**host_facts(), "url": target.base_url, "engine": "url"},
     )
     measurand = Measurand(
-        open_session=lambda start: UrlSession(target),
+        open_session=lambda start: UrlSession(target, clients=options.client_processes),
         source=found.requests.source,
         labels=labels,
         fresh_starts=False,

@@ -9,11 +9,12 @@ from vopt.objectives.goals import DEFAULT_MIN_SUCCESS
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.bench import BenchLabels, BenchResult, MeasuredLoad, bench_document, repeat_summary
 from vopt.optimizer.evaluate import UNEXPECTED_HIT_RATE
+from vopt.optimizer.load.shares import CLIENT_PROCESSES
 from vopt.optimizer.load.source import RequestSource
+from vopt.optimizer.measurement import CLIENT_LIMITED
 from vopt.optimizer.report.blocks import Block, Column, Facts, Line, Table, TableMaker, plain_text
 from vopt.optimizer.report.wording import NONE, command_text, metric_label, metric_text, metric_unit, one_line, plural
 
-CLIENT_LIMITED = "client_limited"
 UNEXPECTED_HITS = "unexpected_prefix_hits"
 SHOWN = (
     *("tokens_per_s", "output_tokens_per_s", "requests_per_s", "goodput_per_s", "success_rate"),
@@ -73,9 +74,13 @@ def checks(loads: Sequence[MeasuredLoad], source: RequestSource) -> list[tuple[s
             (
                 CLIENT_LIMITED,
                 f"the load client, not the engine, was the limit in {plural(limited, 'load')}: these figures are no claim "
-                "about the engine; use a machine with more free cores",
+                "about the engine; use a machine with more free cores, or more --client-processes with a server",
             )
         )
+    processes = dict.fromkeys(flag for measured in loads for flag in measured.load.flags if flag.startswith(CLIENT_PROCESSES))
+    if processes:
+        shared = " and ".join(flag.removeprefix(CLIENT_PROCESSES) for flag in processes)
+        found.append(("", f"{shared} client processes shared the load; compare with figures by as many (--client-processes)"))
     reuses = source.shared_prefixes or source.header_at or source.turns
     hits = max((measured.metrics.get("prefix_hit_rate") or 0.0 for measured in loads), default=0.0)
     if not reuses and hits >= UNEXPECTED_HIT_RATE:

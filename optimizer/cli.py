@@ -104,14 +104,15 @@ def search(options: SearchOptions) -> int | None:
     from vopt.optimizer.prepare import find_goal
 
     goal = find_goal(options)
-    with _progress(goal.metric, goal.direction == "maximize", options.simulate is not None, options.quiet) as listener:
-        if options.dry_run:
-            text = dry_run(options, listener)
-        else:
-            study = launch(options, listener)
+    progress = _progress(goal.metric, goal.direction == "maximize", options.simulate is not None, options.quiet)
     if options.dry_run:
+        with progress as listener:
+            text = dry_run(options, listener)
         print(text)
         return None
+    with _notified(options.notify) as begun, progress as listener:
+        study = launch(options, listener, begun.name)
+        begun.study = study
     return _answer(study, options.json)
 
 
@@ -123,9 +124,50 @@ def resume(options: ResumeOptions) -> int | None:
     from vopt.optimizer.study import read_study
 
     view = StudyView.of(read_study(options.storage, options.study, data_dir=options.data_dir))
-    with _progress(view.metric, view.maximize, view.simulated, options.quiet) as listener:
+    progress = _progress(view.metric, view.maximize, view.simulated, options.quiet)
+    with _notified(options.notify) as begun, progress as listener:
+        begun.name(view.name)
         study = relaunch(options, listener)
+        begun.study = study
     return _answer(study, options.json)
+
+
+class _Begun:
+    """What is known of a search for whoever is told of its end."""
+
+    def __init__(self) -> None:
+        self.study_name = ""
+        self.study: StudyRecord | None = None
+
+    def name(self, study_name: str) -> None:
+        self.study_name = study_name
+
+
+@contextmanager
+def _notified(command: str | None) -> Iterator[_Begun]:
+    """Runs ``--notify`` when a search ends: with its verdict, ``interrupted`` or ``failed``."""
+    begun = _Begun()
+    if command is None:
+        yield begun
+        return
+    from vopt.optimizer.notify import notification, notify, notify_words
+    from vopt.optimizer.report.redaction import known_secrets
+    from vopt.optimizer.report.wording import command_text
+
+    words = notify_words(command)
+    verdict, line = "failed", ""
+    try:
+        yield begun
+        answer = _view(begun.study).answer if begun.study else None
+        if answer is not None:
+            verdict, line = str(answer.verdict), command_text(answer.argv) if answer.argv else ""
+    except (Interrupted, KeyboardInterrupt):
+        verdict = "interrupted"
+        raise
+    finally:
+        said = notify(words, notification(begun.study_name, verdict, line), secrets=known_secrets(os.environ))
+        if said:
+            print(f"vopt: {said}", file=sys.stderr)
 
 
 def _progress(metric: str, maximize: bool, simulated: bool, quiet: bool) -> ProgressDisplay:
@@ -251,11 +293,12 @@ def report(options: ReportOptions) -> int | None:
 def dashboard(options: DashboardOptions) -> int | None:
     """optuna-dashboard on a read-only copy of the storage, bound to 127.0.0.1."""
     from vopt.optimizer.dashboard import serve
+    from vopt.optimizer.report.redaction import known_secrets
 
     def ready(url: str) -> None:
         print(f"optuna-dashboard on {url} (read-only; Ctrl-C ends it)", file=sys.stderr)
 
-    serve(options.storage, port=options.port, data_dir=options.data_dir, ready=ready)
+    serve(options.storage, port=options.port, data_dir=options.data_dir, ready=ready, secrets=known_secrets(os.environ))
     return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +82,17 @@ def split_environment(config: Mapping[str, Any]) -> tuple[EngineConfig, dict[str
             text = ("1" if value else "0") if isinstance(value, bool) else str(value)
             variables[name.removeprefix(ENVIRONMENT_PREFIX)] = text
     return EngineConfig(engine), variables
+
+
+LOOPBACK = "127.0.0.1"
+_BINDING = ("--host", "--uds", "--fd")
+
+
+def bound_argv(argv: Sequence[str]) -> tuple[str, ...]:
+    """``argv`` on loopback, unless it says itself where to listen. vLLM without ``--host`` listens on every interface, and
+    serves whoever reaches it."""
+    listens = any(word.split("=", 1)[0] in _BINDING for word in argv)
+    return tuple(argv) if listens else (*argv, "--host", LOOPBACK)
 
 
 def to_argv(model: str, config: Mapping[str, Any], front_end: Iterable[str], schema: Arguments) -> tuple[str, ...]:

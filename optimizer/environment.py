@@ -10,10 +10,11 @@ import re
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
@@ -71,6 +72,28 @@ def find_model(name: str, *, revision: str | None = None, simulated: bool = Fals
     return ModelFiles(name, _read_config(path.parent), path.parent, path.parent.name)
 
 
+SKIPPED = ("*.pth", "original/*", "*.gguf")
+"""Files of a model repository that vLLM does not load by default."""
+
+
+def hub_cache() -> Path:
+    """Where the hub's files are kept on this host."""
+    return Path(constants.HF_HUB_CACHE)
+
+
+def missing_bytes(model: ModelFiles) -> int:
+    """What is still to be fetched of a hub model; 0 for a local directory, and where the hub cannot be asked (then what is
+    missing is told by the fetch itself)."""
+    if model.directory is None or Path(model.name).expanduser().is_dir():
+        return 0
+    try:
+        files = HfApi().model_info(model.name, revision=model.revision, files_metadata=True).siblings or ()
+    except (HfHubHTTPError, OSError, ValueError):
+        return 0
+    wanted = [file for file in files if not any(fnmatch(file.rfilename, pattern) for pattern in SKIPPED)]
+    return sum(file.size or 0 for file in wanted if not (model.directory / file.rfilename).exists())
+
+
 def fetch_weights(model: ModelFiles, say: Callable[[str], None]) -> None:
     """Bring a hub model's files to this machine before any timed start. A local directory needs nothing.
 
@@ -85,7 +108,7 @@ def fetch_weights(model: ModelFiles, say: Callable[[str], None]) -> None:
             for file in HfApi().model_info(model.name, revision=model.revision, files_metadata=True).siblings or ()
         )
         say(f"fetching {model.name} ({size / 1e9:.1f} GB) unless cached")
-        snapshot_download(model.name, revision=model.revision, ignore_patterns=["*.pth", "original/*", "*.gguf"])
+        snapshot_download(model.name, revision=model.revision, ignore_patterns=list(SKIPPED))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise EnvironmentLacks(
             f"the weights of {model.name} could not be fetched ({type(error).__name__}: {error})",

@@ -20,11 +20,14 @@ from vopt.optimizer.first_load import NumberedLoads, first_load
 from vopt.optimizer.history import FailureSummary, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.load.plan import Tick
 from vopt.optimizer.load.source import RequestSource
-from vopt.optimizer.measurement import Asked, Measurement
+from vopt.optimizer.measurement import CLIENT_LIMITED, Asked, Measurement
 from vopt.optimizer.trial import EngineFailure, Failed, Measured, Outcome, Phase, Started, TrialSpec
 
 OpenSession = Callable[[TrialSpec, bool], Session]
 """Brings up nothing yet: ``(spec, served)`` -> the session that will. ``served``: as the very command, over HTTP."""
+
+SERVED_STAGES = (Stage.CONFIRMATION, Stage.SOAK)
+"""Measured as the very command, over HTTP, where a search serves at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +55,17 @@ class Evaluator:
     def __init__(self, bench: Bench, measurement: Measurement | None = None) -> None:
         self.bench = bench
         self.measurement = measurement
+        self._conditions: Mapping[str, Any] = {}
 
     def __call__(self, request: TrialRequest) -> TrialRecord:
         """Never raises for what an engine does wrong: that is in the record's ``failure``."""
         spec = self.bench.spec_for(request)
+        if self.measurement is not None:
+            spec = replace(spec, client_processes=self.measurement.client_processes)
         spec.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         began_at = datetime.now(UTC).isoformat(timespec="seconds")
-        served = self.bench.served_confirmation and request.stage in (Stage.CONFIRMATION, Stage.SOAK)
+        served = self.bench.served_confirmation and request.stage in SERVED_STAGES
+        self._conditions = {}
         outcome = self._run(request, spec, served)
         return self._record(request, spec, outcome, began_at, served)
 
@@ -73,7 +80,7 @@ class Evaluator:
             outcome = failure.failed
         finally:
             clock.begin(Phase.STOP, "stopping the engine")
-            leftovers = session.close()
+            leftovers = _closed(session)
             clock.end()
             if leftovers:
                 self.bench.listener(Note(f"trial {request.label} left behind: {', '.join(leftovers)}", important=True))
@@ -117,14 +124,16 @@ class Evaluator:
         return found.load, found.probes
 
     def _on_tick(self, request: TrialRequest) -> Callable[[Tick], bool]:
-        curve: list[float] = []
+        curve: list[float] = [0.0]  # at each full second of the window, whatever the ticks' distance
         may_end = request.stage is Stage.SEARCH and self.measurement is not None
 
         def on_tick(tick: Tick) -> bool:
             self.bench.listener(LoadTicked(request.label, tick))
             if tick.window_open_s is not None:
-                curve.append(tick.window_tokens)
-            return not may_end or self._may_go_on(request, tick, curve)
+                if len(curve) == 1:  # once and under load: clocks and temperatures of an idle GPU explain nothing
+                    self._conditions = self.bench.conditions()
+                _extend(curve, tick.window_s, tick.window_tokens)
+            return not may_end or self._may_go_on(request, tick, curve[1:])
 
         return on_tick
 
@@ -157,7 +166,9 @@ class Evaluator:
             )
             _drop_last_raw(spec.directory)
             metrics = compute_metrics(load, slos=self.bench.slos)
-        environment = dict(self.bench.conditions())
+        environment = dict(self._conditions or self.bench.conditions())
+        if started is not None:
+            environment["vllm_version"] = started.vllm_version
         if self.measurement is not None:
             environment["load_plan"] = self.measurement.to_json()
         return TrialRecord(
@@ -191,11 +202,20 @@ class Evaluator:
         if metrics and not self.bench.source.shared_prefixes and (metrics.get("prefix_hit_rate") or 0.0) >= UNEXPECTED_HIT_RATE:
             flags.append("unexpected_prefix_hits")
         if load is not None and load.client.limited:
-            flags.append("client_limited")
+            flags.append(CLIENT_LIMITED)
         return tuple(flags)
 
 
-SIMULATED_CHUNKS = 16
+def _closed(session: Session) -> tuple[str, ...]:
+    """Close it; what interrupts that (a second Ctrl-C) is passed on only when nothing of the trial is left."""
+    try:
+        return session.close()
+    except BaseException:
+        session.close()
+        raise
+
+
+SIMULATED_CHUNKS = 6
 """Chunks kept of a simulated request: its times between first and last token are arithmetic, not observation."""
 
 ARTEFACT_ACCEPTANCE = 0.95
@@ -222,6 +242,14 @@ class _PhaseClock:
         if self._phase is not None:
             self.phase_s[self._phase] = self.phase_s.get(self._phase, 0.0) + time.monotonic() - self._began_s
         self._phase = None
+
+
+def _extend(curve: list[float], at_s: float, tokens: float) -> None:
+    """Carry ``curve`` (cumulative tokens at 0, 1, 2, ... s) on to ``at_s``, in a straight line from its last point."""
+    last = len(curve) - 1
+    missing = int(at_s) - last
+    for step in range(1, missing + 1):
+        curve.append(curve[last] + (tokens - curve[last]) * step / max(at_s - last, 1.0))
 
 
 def _acceptance_rate(load: LoadResult | None) -> float | None:

@@ -116,6 +116,53 @@ def lost(before: Iterable[Gpu]) -> str | None:
     return None
 
 
+FATAL_XIDS = frozenset({48, 61, 62, 64, 74, 79, 92, 94, 95, 110, 119, 120, 136, 140, 143, 154})
+"""Xid errors after which a GPU cannot be trusted: memory, NVLink, bus, firmware (NVIDIA, "XID errors", r570). Those that a
+program causes itself (13, 31, 43, 45: a faulty kernel and its end) are charged to the configuration like any crash."""
+
+
+class CriticalErrors:
+    """Listens for critical Xid errors of some GPUs from now on; deaf where NVML offers no events (MIG, vGPU, no driver)."""
+
+    def __init__(self, uuids: Iterable[str]) -> None:
+        self._nvml: Any = None
+        self._set: Any = None
+        wanted = tuple(uuids)
+        if not wanted:
+            return
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            events = pynvml.nvmlEventSetCreate()
+            for uuid in wanted:
+                handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+                pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
+        except Exception:  # noqa: BLE001 - NVML raises one class per error code, all meaning "not here"
+            return
+        self._nvml, self._set = pynvml, events
+
+    def seen(self) -> str | None:
+        """The first fatal Xid since the last question, in words."""
+        while self._nvml is not None:
+            try:
+                event = self._nvml.nvmlEventSetWait_v2(self._set, 0)
+            except Exception:  # noqa: BLE001 - a timeout: nothing (more) happened
+                return None
+            xid = int(event.eventData)
+            if xid in FATAL_XIDS:
+                return f"a GPU reported Xid {xid}"
+        return None
+
+    def close(self) -> None:
+        """Idempotent."""
+        nvml, self._nvml = self._nvml, None
+        if nvml is not None:
+            with contextlib.suppress(Exception):
+                nvml.nvmlEventSetFree(self._set)
+                nvml.nvmlShutdown()
+
+
 def wait_until_idle(idle: dict[str, int], *, patience_s: float = 60.0, poll_s: float = 0.25) -> tuple[str, ...]:
     """Wait until the GPUs are back to ``idle`` bytes used, within 1 % of their memory; names of what still holds memory."""
     until = time.monotonic() + patience_s

@@ -17,8 +17,8 @@ class Interruption:
     """While it is entered, a signal ends the search with ``Interrupted`` at the next allowed place.
 
     Allowed is only an evaluation (``allowed``): what was measured is then told and stored before the search ends. A second
-    signal interrupts the stopping of the engine as well; its supervisor still ends and cleans up the whole trial, because it
-    does so whenever the search goes away.
+    signal cuts the stopping of the engine short: the trial is killed, not asked, and the search ends when it is gone. Further
+    signals change nothing.
     """
 
     def __init__(self, study: str) -> None:

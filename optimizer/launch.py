@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from vopt.objectives.goals import Goal
 from vopt.objectives.metrics import Direction
+from vopt.optimizer.bench_load import check_descriptors
 from vopt.optimizer.command import split_environment
+from vopt.optimizer.deadlines import deadlines
 from vopt.optimizer.engine.floor import check_limits
 from vopt.optimizer.environment import fetch_weights, first_difference
-from vopt.optimizer.errors import UsageError
-from vopt.optimizer.evaluate import Bench, Evaluator
+from vopt.optimizer.errors import EnvironmentLacks, Interrupted, UsageError
+from vopt.optimizer.evaluate import SERVED_STAGES, Bench, Evaluator
 from vopt.optimizer.events import Listener, Note
 from vopt.optimizer.history import SAMPLED_STAGES, Stage, StudyRecord, TrialRecord, TrialRequest
+from vopt.optimizer.host import (
+    Watch,
+    check_room,
+    conditions_of,
+    reserved,
+    results_place,
+    shared_note,
+    shared_with,
+    shrink,
+)
 from vopt.optimizer.interruption import Interruption
 from vopt.optimizer.judge import judge
 from vopt.optimizer.measurement import Measurement, natural_ends
 from vopt.optimizer.options import ResumeOptions, SearchOptions
-from vopt.optimizer.prepare import conditions_of, find_asked, find_goal, find_load, setup_of, with_typed
+from vopt.optimizer.prepare import find_asked, find_goal, find_load, setup_of, with_typed
+from vopt.optimizer.propose import compile_key
 from vopt.optimizer.report.raw import read_records
 from vopt.optimizer.samplers import KINDS
 from vopt.optimizer.schedule import check_budget, plan, plan_text
@@ -30,7 +45,7 @@ from vopt.optimizer.setup import Pinned, SearchSetup
 from vopt.optimizer.space_of import find_space, floor_of, search_setup
 from vopt.optimizer.study import Study, read_study, searching
 from vopt.optimizer.subject import Subject, find_subject
-from vopt.optimizer.trial import Deadlines, EngineConfig, TrialSpec
+from vopt.optimizer.trial import EngineConfig, TrialSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +70,8 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
     subject = find_subject(options, say)
     load = find_load(options, subject, say)
     asked = find_asked(options, goal)
+    if not (subject.machine.simulated or options.no_serve):
+        check_descriptors(asked.concurrency)  # confirmation starts are loaded over sockets; better said now than then
     space = find_space(options, subject, load.workload, goal.name, asked.concurrency)
     least = floor_of(subject, load.workload, space, options.allow_lossy)
     if least is not None:
@@ -67,11 +84,26 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
         earlier = read_study(options.storage, options.seed_from, data_dir=options.data_dir)
         setup = replace(setup, pinned=(*setup.pinned, *best_of(earlier, setup, subject)))
     check_budget(setup)
+    shared = shared_with(subject)
+    served = not (options.no_serve or subject.machine.simulated)
+    # The confirmation measures the baseline again, but not under the trials' conditions where it is served.
+    setup = replace(
+        setup,
+        notes=shared_note(shared),
+        drift_check=not subject.machine.simulated and (served or options.rounds == 0),
+    )
+    if not subject.machine.simulated:
+        check_room(subject, space, setup.budget, results_place(options.storage, options.data_dir))
+    for note in setup.notes:
+        say(note)
     open_session = opener(options.engine, subject)
 
     def bench(study: Study, heard: Listener) -> Bench:
         def spec_for(request: TrialRequest) -> TrialSpec:
             attempt = f"-{request.attempt}" if request.attempt > 1 else ""
+            records = study.records()
+            key = compile_key(setup, request.config)
+            known = any(record.failure is None and compile_key(setup, record.config) == key for record in records)
             arguments, variables = split_environment(subject.fixed | request.config)
             return TrialSpec(
                 label=request.label,
@@ -79,12 +111,18 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
                 arguments=arguments,
                 directory=study.directory / f"{request.label}{attempt}",
                 python=subject.python,
-                served_model_name=subject.model.name,
+                served_model_name=subject.served_name(request.config),
                 front_end=subject.front_end,
                 revision=subject.model.revision,
                 environment={**subject.environment, **variables},
                 gpus=subject.machine.uuids,
-                deadlines=Deadlines(load_s=asked.deadline_s + options.soak),
+                deadlines=deadlines(
+                    setup.timing,
+                    records,
+                    known_key=known,
+                    served=served and request.stage in SERVED_STAGES,
+                    load_s=asked.deadline_s + options.soak,
+                ),
                 seed=options.seed,
             )
 
@@ -97,7 +135,7 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
             asked=asked,
             slos=goal.slos,
             listener=heard,
-            served_confirmation=not (options.no_serve or subject.machine.simulated),
+            served_confirmation=served,
             soak_s=options.soak,
             simulated=subject.machine.simulated,
             dummy_weights=subject.dummy_weights,
@@ -105,7 +143,7 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
         )
 
     stored = setup_of(
-        options, subject, goal, load, {"space": space.to_json(), "space_digest": space.digest, "mode": space.mode}
+        options, subject, goal, load, {"space": space.to_json(), "space_digest": space.digest, "mode": space.mode}, shared
     )
     return Prepared(options, subject, goal, setup, stored, bench)
 
@@ -141,8 +179,8 @@ SEEDED = 3
 """How many configurations of an earlier study are measured again."""
 
 
-def launch(options: SearchOptions, listener: Listener) -> StudyRecord:
-    """The whole loop of a new study."""
+def launch(options: SearchOptions, listener: Listener, named: Callable[[str], None] = lambda _: None) -> StudyRecord:
+    """The whole loop of a new study. ``named`` hears its name as soon as it exists."""
     prepared = prepare(options, listener)
     listener(Note(plan_text(plan(prepared.setup))))
     fetch_weights(prepared.subject.model, lambda text: listener(Note(text)))
@@ -154,6 +192,7 @@ def launch(options: SearchOptions, listener: Listener) -> StudyRecord:
         maximize=prepared.goal.direction is Direction.MAXIMIZE,
         data_dir=options.data_dir,
     )
+    named(study.name)
     return _run(prepared, study, listener)
 
 
@@ -180,7 +219,7 @@ def relaunch(options: ResumeOptions, listener: Listener) -> StudyRecord:
         name, was, now = difference
         raise UsageError(
             f"{record.name} was measured with {name} = {was!r}, here it is {now!r}: results would not compare",
-            hint=f"vopt search … --seed-from {record.name}   # or go on where {name} is as it was",
+            hint=f"vopt search … --seed-from {record.name}   # a new study; or resume this one where {name} is as it was",
         )
     study = Study.reopen(options.storage, record.name, prepared.setup.space, data_dir=options.data_dir)
     return _run(prepared, study, listener)
@@ -196,15 +235,48 @@ def stored_options(typed: dict[str, Any]) -> SearchOptions:
 
 def _run(prepared: Prepared, study: Study, listener: Listener) -> StudyRecord:
     options = prepared.options
-    with searching(study), Interruption(study.name) as interruption:
+    subject = prepared.subject
+    shrink(subject, study.directory, options.disk_budget, lambda text: listener(Note(text)))
+    with searching(study), reserved(subject, f"a search of {study.name}"), Interruption(study.name) as interruption:
         evaluator = Evaluator(prepared.bench(study, listener), measurement_of(study.records()))
+        watch = Watch(subject.machine.uuids)
 
         def evaluate(request: TrialRequest) -> TrialRecord:
             with interruption.allowed():
-                return evaluator(request)
+                return watch.checked(evaluator(request))
 
-        search(prepared.setup, study, evaluate, listener)
+        try:
+            search(prepared.setup, study, evaluate, listener)
+        except Interrupted as stopped:
+            raise Interrupted(f"{stopped.message}; {so_far(study.records(), prepared.setup)}", hint=stopped.hint) from None
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            raise EnvironmentLacks(
+                f"the disk refused a write: {error}", hint=f"make room (vopt clean), then: vopt resume {study.name}"
+            ) from error
+        finally:
+            watch.close()
     return read_study(options.storage, study.name, data_dir=options.data_dir)
+
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+
+
+def so_far(records: Sequence[TrialRecord], setup: SearchSetup) -> str:
+    """What an interrupted search knows: how many starts are kept, and the best configuration of the search yet."""
+    kept = f"{len(records)} engine {'start is' if len(records) == 1 else 'starts are'} kept"
+    baseline = next((record.metrics for record in records if record.stage is Stage.SEARCH), None)
+    judged = [judge(record, setup.goal, baseline) for record in records if record.stage in SAMPLED_STAGES]
+    ranked = [one for one in judged if one.may_win and one.merit is not None]
+    if not ranked:
+        return f"{kept}, none with a result yet"
+    best, first = max(ranked, key=lambda one: one.merit or 0.0), judged[0]
+    against = ""
+    if best is not first and first.merit is not None and best.merit is not None:
+        against = f", {math.exp(best.merit - first.merit) - 1:+.1%} against the baseline, unconfirmed"
+    arguments = " ".join(f"{name}={value}" for name, value in best.record.config.items()) or "the defaults"
+    return f"{kept}; best so far: trial {best.record.label} ({arguments}{against})"
 
 
 def measurement_of(records: tuple[TrialRecord, ...]) -> Measurement | None:

@@ -11,6 +11,8 @@ from vopt.optimizer.load.plan import Arrivals, LoadPlan
 
 SHORTEST_WINDOW_S = 60.0
 STALL_FACTOR = 3.0
+CLIENT_LIMITED = "client_limited"
+"""Flag of a start or a bench whose load the client bounded, not the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +36,24 @@ class Asked:
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """The frozen plan. ``observed_output_tokens`` are the output lengths that the baseline saw, by request;
-    ``expected_requests`` how many requests its load brought to an end."""
+    ``expected_requests`` how many requests its load brought to an end. ``client_processes`` load every served start of the
+    study: found once, because loads by one client and by several do not compare."""
 
     plan: LoadPlan
     observed_output_tokens: Mapping[int, int]
     expected_requests: int | None = None
+    client_processes: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self.plan), "expected_requests": self.expected_requests}
+        own = {"expected_requests": self.expected_requests, "client_processes": self.client_processes}
+        return {**asdict(self.plan), **own}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], observed: Mapping[int, int]) -> Measurement:
         known = {part.name for part in fields(LoadPlan)}  # a study of an earlier version may hold more
-        plan = {name: value for name, value in data.items() if name in known}
-        return cls(LoadPlan(**{**plan, "arrivals": Arrivals(data["arrivals"])}), observed, data.get("expected_requests"))
+        values = {name: value for name, value in data.items() if name in known}
+        plan = LoadPlan(**{**values, "arrivals": Arrivals(data["arrivals"])})
+        return cls(plan, observed, data.get("expected_requests"), data.get("client_processes", 1))
 
 
 def natural_ends(records: Iterable[RequestRecord]) -> dict[int, int]:

@@ -111,6 +111,15 @@ Window = Annotated[
     ),
 ]
 Requests = Annotated[int | None, _option("At most so many requests a load (windows are by time).", LOAD, "--requests", min=1)]
+Notify = Annotated[
+    str | None,
+    _option(
+        "A command to run at the end; it finds VOPT_STUDY, VOPT_VERDICT and VOPT_COMMAND in its environment.",
+        OUTPUT,
+        "--notify",
+        metavar="COMMAND",
+    ),
+]
 Seed = Annotated[int, _option("Seed of workload, sampler and simulation.", BUDGET, "--seed", min=0)]
 Gpus = Annotated[str | None, _option("GPUs that may be used, like 0,1. Default: all free ones.", MACHINERY, "--gpus")]
 EngineKind = Annotated[
@@ -217,7 +226,7 @@ class SearchOptions(SpaceOptions):
         int, _option("Most disk that caches and logs may take.", MACHINERY, "--disk-budget", parser=size_bytes, metavar="SIZE")
     ] = 10 * 2**30
     no_serve: Annotated[bool, _option("Confirm in-process instead of as served commands.", MACHINERY, "--no-serve")] = False
-    notify: Annotated[str | None, _option("A command to run at the end.", OUTPUT, "--notify", metavar="COMMAND")] = None
+    notify: Notify = None
     quiet: Annotated[bool, _option("Only the answer and what is important.", OUTPUT, "--quiet", "-q")] = False
 
 
@@ -246,6 +255,7 @@ class ResumeOptions(StoredOptions):
         float | None, _option("Wall time from now on.", BUDGET, "--time-budget", parser=duration_s, metavar="TIME")
     ] = None
     soak: Annotated[float | None, _option("A new soak.", BUDGET, "--soak", parser=duration_s, metavar="TIME")] = None
+    notify: Notify = None
     json: Json = False
     quiet: Annotated[bool, _option("Only the answer and what is important.", OUTPUT, "--quiet", "-q")] = False
 
@@ -315,6 +325,16 @@ class BenchOptions:
     slo: Annotated[list[str], _option("A limit per request for goodput, like ttft_s<=0.5.", LOAD, "--slo", metavar="EXPR")] = (
         field(default_factory=list)
     )
+    client_processes: Annotated[
+        int | None,
+        _option(
+            "Processes that load a server. Default: by concurrency or rate, and cores.",
+            LOAD,
+            "--client-processes",
+            min=1,
+            max=64,
+        ),
+    ] = None
     repeat: Annotated[int, _option("Loads on one engine, and as many fresh engines.", BUDGET, "--repeat", min=1)] = 1
     study: Annotated[
         str | None, _option("Measure this study's winner and baseline again.", SUBJECT, "--study", metavar="STUDY")

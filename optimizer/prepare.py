@@ -166,24 +166,17 @@ def concurrency_of(text: str | None) -> int | None:
     return value
 
 
-def conditions_of(subject: Subject) -> Callable[[], Mapping[str, Any]]:
-    """What is stored of the machine beside each trial: enough to explain a drift later."""
-
-    def conditions() -> Mapping[str, Any]:
-        return {
-            "gpus": [
-                {"name": gpu.name, "sm_clock_mhz": gpu.sm_clock_mhz, "temperature_c": gpu.temperature_c, "power_w": gpu.power_w}
-                for gpu in gpus.select(subject.machine.uuids)
-            ],
-            "load_average": os.getloadavg()[0] if not subject.machine.simulated else None,
-        }
-
-    return conditions
-
-
-def setup_of(options: SearchOptions, subject: Subject, goal: Goal, load: Load, space: Mapping[str, Any]) -> dict[str, Any]:
+def setup_of(
+    options: SearchOptions,
+    subject: Subject,
+    goal: Goal,
+    load: Load,
+    space: Mapping[str, Any],
+    shared: tuple[str, ...] = (),
+) -> dict[str, Any]:
     """The study attributes: what fixed this study, and what a resume has to find unchanged."""
-    typed = {name: _plain(value) for name, value in asdict(options).items()}
+    # A notification belongs to one run, and its command may hold the key of a web hook.
+    typed = {name: _plain(value) for name, value in asdict(options).items() if name != "notify"}
     return {
         "model": subject.model.name,
         "model_revision": subject.model.revision,
@@ -200,10 +193,21 @@ def setup_of(options: SearchOptions, subject: Subject, goal: Goal, load: Load, s
         "front_end": list(subject.front_end),
         "options": clean(typed),
         "seed": options.seed,
-        "environment": {**host_facts(), "variables": clean({**engine_variables(), **subject.environment})},
+        "environment": {
+            **host_facts(),
+            **driver_of(subject),
+            "shared_with": list(shared),
+            "variables": clean({**engine_variables(), **subject.environment}),
+        },
         "baseline_argv": list(subject.argv(subject.baseline)),
         **space,
     }
+
+
+def driver_of(subject: Subject) -> dict[str, str]:
+    """The NVIDIA driver of the GPUs of a search; nothing for a simulation and for the CPU."""
+    found = gpus.select(subject.machine.uuids)
+    return {"driver": found[0].driver} if found and found[0].driver else {}
 
 
 def engine_variables() -> dict[str, str]:

@@ -16,7 +16,7 @@ from vopt.optimizer.history import Arm, Stage
 from vopt.optimizer.judge import ARTEFACT, STOPPED_EARLY, Judged, of_stage
 from vopt.optimizer.moves import Observation
 from vopt.optimizer.progress import SCREENED, Arms, Progress, candidates
-from vopt.optimizer.setup import SearchSetup
+from vopt.optimizer.setup import SHORT_SEARCH, SearchSetup
 from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.verdict import provisional_winner, settled
 from vopt.search_spaces.space import Point
@@ -56,7 +56,7 @@ Step = Run | Sample | Finish
 
 def next_step(progress: Progress) -> Step:
     """The next engine start, or the end."""
-    for stage in (_baseline, _search, _drift, _screening, _confirmation, _soak, _explain):
+    for stage in (_baseline, _midway, _search, _drift, _screening, _confirmation, _soak, _explain):
         step = stage(progress)
         if step is not None:
             return step
@@ -89,7 +89,7 @@ def _search(progress: Progress) -> Step | None:
 
 
 def _later_stage_began(progress: Progress) -> bool:
-    return any(judged.record.stage is not Stage.SEARCH for judged in progress.history)
+    return any(judged.record.stage is not Stage.SEARCH and judged.record.label != MIDWAY for judged in progress.history)
 
 
 def trials_left(progress: Progress) -> int:
@@ -196,10 +196,29 @@ def _difference(before: EngineConfig, after: EngineConfig) -> str:
     return ", ".join(f"{name} = {value!r}" for name, value in after.items() if before.get(name) != value)
 
 
+MIDWAY = "drift-midway"
+
+
+def _midway(progress: Progress) -> Step | None:
+    """The baseline once more in the middle of a long search."""
+    planned = progress.setup.budget.searched
+    tried = {judged.record.label for judged in progress.history}
+    if progress.setup.drift_starts < 2 or MIDWAY in tried or _later_stage_began(progress):
+        return None
+    if len(progress.searched) < planned // 2:
+        return None
+    return Run(progress.baseline_config, Stage.DRIFT, "the baseline again: has the machine changed?", MIDWAY)
+
+
 def _drift(progress: Progress) -> Step | None:
     """One more start of the baseline after the search, where the confirmation does not measure it under like conditions."""
-    done = of_stage(progress.history, Stage.DRIFT)
-    if not progress.setup.drift_check or done or of_stage(progress.history, Stage.CONFIRMATION) or len(progress.searched) < 6:
+    done = any(judged.record.label == "drift" for judged in progress.history)
+    if (
+        not progress.setup.drift_check
+        or done
+        or of_stage(progress.history, Stage.CONFIRMATION)
+        or len(progress.searched) < SHORT_SEARCH
+    ):
         return None
     return Run(progress.baseline_config, Stage.DRIFT, "the baseline again: has the machine changed?", "drift")
 

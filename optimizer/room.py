@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,6 +57,11 @@ def available_memory_bytes() -> int | None:
             return next((int(line.split()[1]) * 1024 for line in table if line.startswith("MemAvailable:")), None)
     except OSError:
         return None
+
+
+def load_average() -> float:
+    """Processes that wanted a core over the last minute."""
+    return os.getloadavg()[0]
 
 
 def check_offload(arguments: Mapping[str, Any], available_bytes: int | None) -> None:

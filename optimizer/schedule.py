@@ -81,7 +81,7 @@ def reserve_s(setup: SearchSetup, timing: Timing, *, screening: bool = True) -> 
     """Seconds kept back from proposals: screening, confirmation and soak."""
     repeat = trial_s(timing, known_key=True)
     soak = timing.known_key_start_s + setup.budget.soak_s + timing.stop_s if setup.budget.soak_s else 0.0
-    return repeat * (3 * setup.budget.rounds + (setup.budget.screening if screening else 0)) + soak
+    return repeat * (setup.drift_starts + 3 * setup.budget.rounds + (setup.budget.screening if screening else 0)) + soak
 
 
 def plan(setup: SearchSetup, records: Sequence[TrialRecord] = ()) -> Plan:
@@ -108,6 +108,7 @@ def plan(setup: SearchSetup, records: Sequence[TrialRecord] = ()) -> Plan:
     phases = [
         PlannedPhase("baseline", 1, first),
         PlannedPhase("search", proposals, proposals * each),
+        PlannedPhase("drift", setup.drift_starts, setup.drift_starts * repeat),
         PlannedPhase("screening", budget.screening, budget.screening * repeat),
         PlannedPhase("confirmation", 3 * budget.rounds, 3 * budget.rounds * repeat, f"{budget.rounds} rounds of three arms"),
     ]

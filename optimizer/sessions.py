@@ -38,7 +38,7 @@ def opener(kind: str, subject: Subject) -> OpenSession:
             spares.close()
             from vopt.optimizer.engine.server import ServerSession
 
-            return ServerSession(spec, argv=subject.argv(spec.arguments))
+            return ServerSession(spec, argv=subject.argv(spec.arguments), clients=spec.client_processes)
         from vopt.optimizer.engine.process import ProcessSession
 
         return ProcessSession(spec, spares)

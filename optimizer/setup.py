@@ -12,6 +12,8 @@ from vopt.search_spaces.space import Point, SearchSpace
 
 _NO_OVERRIDES = EngineConfig()
 REPAIRS = 3  # tries to bring a baseline up that fails for its own fault
+SHORT_SEARCH, LONG_SEARCH = 6, 20
+"""Configurations below which a search is over before a machine drifts, and from which on it is looked for midway as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ class SearchSetup:
     ``early_end`` allows trials to be ended early (closed-loop throughput loads only). ``artefact_acceptance`` in a
     record's flags bars it from winning. ``restart_noise`` is the assumed spread of the log metric from start to start until
     the study has seen repeats; ``drift_check`` adds a last start of the baseline for searches whose confirmation is served
-    while its trials were not.
+    while its trials were not. ``no_serve``: the user asked for a confirmation without the API server; the answer says so.
+    ``notes`` go into the answer as they are.
     """
 
     goal: Goal
@@ -93,6 +96,15 @@ class SearchSetup:
     deadline_s: float = 1800.0
     restart_noise: float = 0.01
     drift_check: bool = False
+    no_serve: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def drift_starts(self) -> int:
+        """Further starts of the baseline that look for a drift: at the end; in a long search midway too."""
+        if not self.drift_check or self.budget.searched < SHORT_SEARCH:
+            return 0
+        return 2 if self.budget.searched >= LONG_SEARCH else 1
 
     def config(self, point: Point) -> EngineConfig:
         """The engine configuration of one point of the space."""

@@ -203,6 +203,7 @@ def search_setup(
         early_end=not asked.open_loop,
         explain=options.explain,
         deadline_s=asked.deadline_s,
+        no_serve=options.no_serve,
     )
 
 

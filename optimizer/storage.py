@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from pathlib import Path
+from typing import Any
 
 import optuna
 from optuna.storages import BaseStorage, RDBStorage
@@ -33,15 +35,24 @@ def sqlite_path(url: str) -> Path | None:
     return Path(parsed.database).expanduser()
 
 
-def storage_for(url: str, *, create: bool, timeout_s: float = 60.0) -> BaseStorage:
-    """Open a storage. With ``create`` ``False`` a missing database is an error and nothing is made or changed."""
+class _Unsynchronised(sqlite3.Connection):
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.execute("PRAGMA synchronous=OFF")
+
+
+def storage_for(url: str, *, create: bool, timeout_s: float = 60.0, durable: bool = True) -> BaseStorage:
+    """Open a storage. With ``create`` ``False`` a missing database is an error and nothing is made or changed.
+
+    ``durable=False`` does not wait for the disk at each commit: for simulations, which can be run again.
+    """
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # its news of each study and trial would break the live display
     path = sqlite_path(url)
-    arguments = {}
+    arguments: dict[str, Any] = {}
     if path is not None:
         _check_file(path, create=create)
         # A reader or writer may hold SQLite's lock for a while: the default of 5 s loses results.
-        arguments = {"connect_args": {"timeout": timeout_s}}
+        arguments = {"connect_args": {"timeout": timeout_s, **({} if durable else {"factory": _Unsynchronised})}}
         url = f"sqlite:///{path}"
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -62,6 +73,18 @@ def storage_for(url: str, *, create: bool, timeout_s: float = 60.0) -> BaseStora
         ) from error
     finally:
         optuna.logging.set_verbosity(verbosity)
+
+
+def sqlite_file(study: optuna.Study) -> tuple[Path, int] | None:
+    """(path, inode) of the SQLite file that a study lies in, inode 0 when it is gone; ``None`` for other databases."""
+    url = str(getattr(study._storage, "url", "") or getattr(getattr(study._storage, "_backend", None), "url", ""))
+    path = sqlite_path(url) if url else None
+    if path is None:
+        return None
+    try:
+        return path, path.stat().st_ino
+    except OSError:
+        return path, 0
 
 
 def _check_file(path: Path, *, create: bool) -> None:

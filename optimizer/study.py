@@ -7,12 +7,11 @@ conditions. Everything a start leaves is written to ``<directory>/<label>/result
 
 from __future__ import annotations
 
-import fcntl
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,9 +24,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from vopt.optimizer import samplers
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
 from vopt.optimizer.history import FORMAT_VERSION, SAMPLED_STAGES, Pending, StudyRecord, TrialRecord, TrialRequest
+from vopt.optimizer.locks import lock_study
 from vopt.optimizer.recommend import Recommendation
 from vopt.optimizer.results import fitted, read_result, request_json, request_of, shown, write_result
-from vopt.optimizer.storage import storage_for, study_directory
+from vopt.optimizer.storage import sqlite_file, storage_for, study_directory
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.space import Point, SearchSpace
 
@@ -40,7 +40,8 @@ class Study:
     def __init__(self, study: optuna.Study, directory: Path, space: SearchSpace, retry_s: float) -> None:
         self._study, self.directory, self._space, self._retry_s = study, directory, space, retry_s
         self._fixed = samplers.distributions(space)
-        self._lock = _Owner(directory)
+        self._lock = lock_study(directory, study.study_name)
+        self._file = sqlite_file(study)
 
     @classmethod
     def create(
@@ -59,7 +60,7 @@ class Study:
         ``<model>-<goal>-<n>``. The database is made here, if need be."""
         previous = os.umask(0o077)
         try:
-            storage = storage_for(url, create=True, timeout_s=timeout_s)
+            storage = storage_for(url, create=True, timeout_s=timeout_s, durable=not setup.get("simulated"))
             called = name or next_name(storage, setup)
             try:
                 study = optuna.create_study(
@@ -227,6 +228,11 @@ class Study:
             try:
                 return action()
             except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
+                if self._file is not None and sqlite_file(self._study) != self._file:
+                    raise EnvironmentLacks(
+                        f"the study's database {self._file[0]} was deleted or replaced during the search",
+                        hint=f"the results are under {self.directory}; put the database back, then: vopt resume {self.name}",
+                    ) from error
                 if time.monotonic() - began > self._retry_s:
                     raise EnvironmentLacks(
                         f"the study's database could not be written for {self._retry_s:.0f} s: {error}",
@@ -234,31 +240,6 @@ class Study:
                     ) from error
                 time.sleep(pause)
                 pause = min(2 * pause, 5.0)
-
-
-class _Owner:
-    """The lock of one search on one study: the kernel drops it when its owner dies, however it dies."""
-
-    def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._path = directory / "owner.lock"
-        self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            owner = self._path.read_text(encoding="utf-8").strip() or "another process"
-            os.close(self._handle)
-            raise EnvironmentLacks(
-                f"the study {directory.name} is being searched by {owner}",
-                hint="wait for it, or stop it with Ctrl-C and resume; another study can run beside it",
-            ) from None
-        os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-
-    def release(self) -> None:
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
 
 
 def next_name(storage: BaseStorage, setup: Mapping[str, Any]) -> str:
@@ -310,7 +291,7 @@ def list_studies(url: str, *, data_dir: Path | None = None, timeout_s: float = 6
 
 def _record(study: optuna.Study, directory: Path) -> StudyRecord:
     answer = study.user_attrs.get("recommendation")
-    records = tuple(record for _, record in _finished(study))
+    records = tuple(_where_it_lies(record, directory) for _, record in _finished(study))
     return StudyRecord(
         name=study.study_name,
         created_at=min((record.began_at for record in records), default=""),
@@ -319,6 +300,14 @@ def _record(study: optuna.Study, directory: Path) -> StudyRecord:
         recommendation=Recommendation.from_json(answer) if answer else None,
         directory=str(directory),
     )
+
+
+def _where_it_lies(record: TrialRecord, directory: Path) -> TrialRecord:
+    """The same start with the directory of its evidence as it is now, should the study have been moved since."""
+    if not record.directory or Path(record.directory).is_dir():
+        return record
+    moved = directory / Path(record.directory).name
+    return replace(record, directory=str(moved)) if moved.is_dir() else record
 
 
 def _finished(study: optuna.Study) -> list[tuple[int, TrialRecord]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from vopt.optimizer import gpus
 from vopt.optimizer.caches import cache_root
-from vopt.optimizer.command import LaunchCommand, argument_words, refuse_secret, to_argv
+from vopt.optimizer.command import LaunchCommand, argument_words, bound_argv, refuse_secret, to_argv
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.engine.arguments import VllmJudge, read_arguments
 from vopt.optimizer.engine.hardware import Hardware, hardware
@@ -75,8 +75,9 @@ class Subject:
         return (self.fixed | self.baseline).get("load_format") == "dummy"
 
     def argv(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """The launch command of one configuration, ``--set`` arguments included."""
-        return to_argv(self.model.name, self.fixed | config, self.front_end, self.schema)
+        """The launch command of one configuration, ``--set`` arguments included: the words that are exported, and those that
+        a served start runs (it only moves to a free port of the loopback)."""
+        return bound_argv(to_argv(self.model.name, self.fixed | config, self.front_end, self.schema))
 
     def served_name(self, config: Mapping[str, Any]) -> str:
         """What ``/v1/models`` lists for one configuration: the first ``served_model_name``, else the model as it is named."""

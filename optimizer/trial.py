@@ -204,6 +204,7 @@ class TrialSpec:
     ``arguments`` are the complete engine arguments (``--set`` and the engine config merged, the model not included);
     ``front_end`` are ``vllm serve`` words that do not reach the engine. ``directory`` is private to this trial: log,
     records and result lie there. ``environment`` is added to the engine's environment and never holds secrets.
+    ``client_processes`` load a served engine (``None``: as the plan of each load needs).
     """
 
     label: str
@@ -219,3 +220,4 @@ class TrialSpec:
     deadlines: Deadlines = Deadlines()
     cache_root: Path | None = None
     seed: int = 0
+    client_processes: int | None = None

@@ -204,6 +204,16 @@ def gain_of(progress: Progress, seen: Confirmation, arm: ArmResult) -> Gain | No
     return Gain(comparison.ratio, comparison.low, comparison.high, visible)
 
 
+def _changed(before: object, after: object) -> bool:
+    """Whether a recorded condition is another one now; figures that always move a little have to move by more than 5 %, and
+    those that are no counts by more than 1 as well (MHz, degrees, watts, load average)."""
+    if isinstance(before, int | float) and isinstance(after, int | float) and not isinstance(before, bool):
+        apart = abs(before - after)
+        counts = isinstance(before, int) and isinstance(after, int)
+        return apart > 0.05 * max(abs(before), abs(after)) and (counts or apart > 1)
+    return before != after
+
+
 def drift(progress: Progress) -> tuple[float, Mapping[str, tuple[object, object]]] | None:
     """How far the baseline moved between trial 0 and its last start under like conditions (a ratio), and which recorded
     conditions differ; ``None`` when it was not measured again."""
@@ -221,6 +231,6 @@ def drift(progress: Progress) -> tuple[float, Mapping[str, tuple[object, object]
     changed = {
         name: (before[name], after[name])
         for name in before
-        if name != "load_plan" and name in after and before[name] != after[name]
+        if name != "load_plan" and name in after and _changed(before[name], after[name])
     }
     return fmean(start.value for start in again if start.value is not None) / first.value, changed

@@ -35,7 +35,10 @@ class Engine(Protocol):
         ...
 
     def partial(self, index: int) -> tuple[float, tuple[float, ...], tuple[int, ...]] | None:
-        """(sent_s, chunk times, chunk tokens) so far of a request in flight; ``None`` when unknown."""
+        """(sent_s, chunk times, chunk tokens) so far of a request in flight; ``None`` when unknown.
+
+        Seconds since the ``origin_s`` that ``run`` got, like the times of its record.
+        """
         ...
 
     async def counters(self, *, origin_s: float) -> CounterSample:

@@ -46,6 +46,7 @@ class ProcessSession:
         self._started: Started | None = None
         self._closed: tuple[str, ...] | None = None
         self._closing = threading.Lock()
+        self._interrupted = False
 
     @property
     def _up(self) -> Hosted:
@@ -185,7 +186,8 @@ class ProcessSession:
     def _end(self, *, polite: bool) -> tuple[str, ...]:
         with self._closing:
             if self._closed is None:
-                self._closed = self._stop(polite=polite)
+                polite, self._interrupted = polite and not self._interrupted, True
+                self._closed = self._stop(polite=polite)  # what interrupts it leaves the next call to kill
             return self._closed
 
     def _stop(self, *, polite: bool) -> tuple[str, ...]:

@@ -15,23 +15,29 @@ from typing import Any, NoReturn
 from vopt.objectives.records import LoadResult, LoadStatus
 from vopt.optimizer import caches, gpus
 from vopt.optimizer.engine.base import OnPhase, OnTick
-from vopt.optimizer.engine.failures import Ending, classify
+from vopt.optimizer.engine.failures import LINES_KEPT, Ending, classify, clean, root_cause
 from vopt.optimizer.engine.interpreter import probe
 from vopt.optimizer.engine.kin import descendants
 from vopt.optimizer.engine.process import engine_environment
 from vopt.optimizer.engine.startup_log import read_start_log
 from vopt.optimizer.engine.supervised import GRACE_S, SupervisedProcess, tail
-from vopt.optimizer.load.client import HttpEngine
+from vopt.optimizer.load.client import HttpEngine, RefusedByServer
 from vopt.optimizer.load.drive import drive
 from vopt.optimizer.load.plan import LoadPlan
+from vopt.optimizer.load.shares import client_processes
 from vopt.optimizer.load.source import RequestSource
-from vopt.optimizer.load.spread import Clients, spread
+from vopt.optimizer.load.spread import spread
 from vopt.optimizer.load.target import API_KEY_VARIABLES, Target
 from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Phase, Started, TrialSpec
 
 LOOPBACK = "127.0.0.1"
 READY_POLL_S = 0.5
 CHILD_POLL_S = 0.2
+BROKEN_ANSWERS = 5
+BROKEN_AFTER_S = 10.0
+"""A server of ours that answers every question with an HTTP error for so long is broken, not late: vLLM listens only once
+its engine is up. Seen on an H200 host with vLLM 0.22.1, where a broken dependency of the HTTP server made every route answer
+500 while the engine was well."""
 _PLACE_FLAGS = (
     "--host",
     "--port",
@@ -50,7 +56,7 @@ class ServerSession:
     ``argv`` is the command that a user would run (``vllm serve MODEL ...``). It runs with the trial's interpreter, on a free
     port of 127.0.0.1 whatever host, port or TLS it names. It is ready when our own child is alive, the port is held by a
     process of ours, and ``/v1/models`` lists the expected name: a foreign server on the port never gets a request.
-    ``clients`` processes load it; ``None``: one, or more if one turns out to be the limit.
+    ``clients`` processes load it; ``None``: as many as ``client_processes`` says for each plan.
     """
 
     def __init__(self, spec: TrialSpec, argv: Sequence[str], *, clients: int | None = None) -> None:
@@ -64,7 +70,8 @@ class ServerSession:
         self._idle: dict[str, int] = {}
         self._started: Started | None = None
         self._closed: tuple[str, ...] | None = None
-        self._clients = Clients(clients)
+        self._interrupted = False
+        self._clients = clients
 
     @property
     def served_name(self) -> str:
@@ -118,14 +125,24 @@ class ServerSession:
         process = self._process
         assert process is not None
         async with HttpEngine(self.target) as engine:
+            refusals, refused_since = 0, 0.0
             while True:
                 if process.poll(0.0) is not None:
                     self._fail(Phase.START)
                 if time.monotonic() >= until:
                     self._fail(Phase.START, hang=True)
                 if process.pid is not None and listens(process.pid, self._port):
-                    with contextlib.suppress(OSError, TimeoutError, ValueError):
+                    try:
                         names = await engine.models()
+                    except RefusedByServer as refusal:
+                        refused_since = refused_since if refusals else time.monotonic()
+                        refusals += 1
+                        if refusals >= BROKEN_ANSWERS and time.monotonic() - refused_since >= BROKEN_AFTER_S:
+                            self._fail_broken(str(refusal))
+                    except (OSError, TimeoutError, ValueError):
+                        refusals = 0
+                    else:
+                        refusals = 0
                         if self.served_name in names:
                             return
                         if names:
@@ -134,11 +151,11 @@ class ServerSession:
 
     def load(self, source: RequestSource, plan: LoadPlan, on_tick: OnTick) -> LoadResult:
         with quiet_collector():
-            result = self._clients.load(
-                lambda own: asyncio.run(self._load(own, plan, on_tick)),
-                lambda own, n: spread(self.target, own, plan, on_tick, n, owned=True),
-                source,
-            )
+            clients = client_processes(plan) if self._clients is None else self._clients
+            if clients > 1:
+                result = spread(self.target, source, plan, on_tick, clients, owned=True)
+            else:
+                result = asyncio.run(self._load(source, plan, on_tick))
         if result.status is LoadStatus.ENGINE_DIED:
             self._fail(Phase.LOAD, exception=result.detail, load=result)
         return result
@@ -170,12 +187,22 @@ class ServerSession:
             failed = dataclasses.replace(failed, detail=f"{failed.detail}; {'; '.join(held)}")
         raise EngineFailure(dataclasses.replace(failed, started=self._started, load=load))
 
+    def _fail_broken(self, answer: str) -> NoReturn:
+        """The engine is up and the HTTP server before it answers errors only: the installation's fault, whatever is tried."""
+        self.close()
+        log_tail = self._lines(LINES_KEPT)
+        last = root_cause(log_tail) or next((line for line in reversed(log_tail) if line.strip()), "nothing")
+        words = f"the server listens, but {answer} (for {BROKEN_AFTER_S:g} s and more); its log's last error: {clean(last)}"
+        raise EngineFailure(Failed(Phase.START, FailureKind.DRIVER, words[:1000], log_tail=log_tail))
+
     def _lines(self, most: int) -> tuple[str, ...]:
         return tail(self._spec.directory / "engine.log", most)
 
     def close(self) -> tuple[str, ...]:
         if self._closed is None:
-            leftovers = () if self._process is None else self._process.stop(min(GRACE_S, self._spec.deadlines.stop_s))
+            grace_s = min(GRACE_S, self._spec.deadlines.stop_s) if not self._interrupted else 2.0
+            self._interrupted = True  # until it has returned: what interrupts it leaves the next call to kill
+            leftovers = () if self._process is None else self._process.stop(grace_s)
             self._closed = leftovers + gpus.wait_until_idle(self._idle)
         return self._closed
 
@@ -185,7 +212,7 @@ class UrlSession:
 
     def __init__(self, target: Target, *, clients: int | None = None) -> None:
         self._target = target
-        self._clients = Clients(clients)
+        self._clients = clients
 
     def start(self, on_phase: OnPhase) -> Started:
         """Ask what it serves. ``EngineFailure`` when it does not answer or does not serve the model."""
@@ -208,11 +235,10 @@ class UrlSession:
 
     def load(self, source: RequestSource, plan: LoadPlan, on_tick: OnTick) -> LoadResult:
         with quiet_collector():
-            return self._clients.load(
-                lambda own: asyncio.run(self._load(own, plan, on_tick)),
-                lambda own, n: spread(self._target, own, plan, on_tick, n),
-                source,
-            )
+            clients = client_processes(plan) if self._clients is None else self._clients
+            if clients > 1:
+                return spread(self._target, source, plan, on_tick, clients)
+            return asyncio.run(self._load(source, plan, on_tick))
 
     async def _load(self, source: RequestSource, plan: LoadPlan, on_tick: OnTick) -> LoadResult:
         async with HttpEngine(self._target, total_timeout_s=plan.total_timeout_s) as engine:

@@ -71,8 +71,9 @@ WARM_KV_GAIN = 0.0028
 """A dense model's KV cache is that much larger once its caches are warm (814 368 -> 816 640 tokens, measured)."""
 
 
-TICK_S = 2.0
-"""Least virtual time between two looks at a simulated load: the looks are most of what it costs."""
+TICK_S = 5.0
+TICKS = 120
+"""A simulated load is looked at every 5 virtual seconds, and 120 times in a long window: looking is most of what it costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,9 @@ class SimulatedSession:
         async def loaded() -> LoadResult:
             engine.attach(asyncio.get_running_loop(), source)
             try:
-                return await drive(engine, source, replace(plan, tick_s=max(plan.tick_s, TICK_S)), on_tick)
+                return await drive(
+                    engine, source, replace(plan, tick_s=max(plan.tick_s, TICK_S, plan.window_s / TICKS)), on_tick
+                )
             finally:
                 engine.detach()
 

@@ -11,9 +11,10 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from vopt.optimizer.engine.roofline import StepTime
-from vopt.optimizer.engine.simulated_state import Counters, Run, Sequence
+from vopt.optimizer.engine.simulated_state import Counters, PrefixCache, Run, Sequence
 from vopt.search_spaces.defaults import Resolved
 from vopt.search_spaces.kv_cache import KvLayout
 
@@ -56,8 +57,7 @@ class Scheduler:
     growth: float = 0.0
     step_times: list[float] = field(default_factory=lambda: [0.0])
     _finish: list[tuple[int, int, Sequence]] = field(default_factory=list)
-    _prefixes: OrderedDict[int, int] = field(default_factory=OrderedDict)
-    _cached: int = 0
+    _prefixes: PrefixCache | None = None
     _limit: int = 0
     _query: int = 1
 
@@ -65,6 +65,8 @@ class Scheduler:
         self._limit = self.resolved.max_num_seqs * self.resolved.data
         self._query = 1 + self.resolved.speculative_tokens
         self.blocks *= self.resolved.data
+        if self.resolved.prefix_caching:
+            self._prefixes = PrefixCache(self.layout.block_size, self.layout.full_groups)
 
     @property
     def idle(self) -> bool:
@@ -137,7 +139,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence) -> bool:
         """Reserve the blocks of a whole prompt (``scheduler_reserve_full_isl``); shared prefixes are not reserved twice."""
         needed = self.layout.blocks_for(sequence.prompt)
-        hit, shared = self._look_up(sequence)
+        hit, shared = self._prefixes.look_up(sequence) if self._prefixes else (0, 0)
         free = self.blocks - self.used
         if needed - shared > free and self.running:
             return False
@@ -148,31 +150,6 @@ class Scheduler:
             self.counters.prefix_queries += sequence.prompt
             self.counters.prefix_hits += hit
         return True
-
-    def _look_up(self, sequence: Sequence) -> tuple[int, int]:
-        """(tokens, blocks) of a prompt that the prefix cache holds: whole blocks, and never the last token."""
-        if sequence.prefix is None or not self.resolved.prefix_caching:
-            return 0, 0
-        block = self.layout.block_size
-        tokens = min(self._prefixes.get(sequence.prefix[0], 0), (sequence.prompt - 1) // block * block)
-        if tokens <= 0:
-            return 0, 0
-        self._prefixes.move_to_end(sequence.prefix[0])
-        return tokens, tokens // block * self.layout.full_groups
-
-    def _remember(self, sequence: Sequence) -> None:
-        """A computed prompt leaves its shared prefix behind; the oldest are evicted when sequences need their blocks."""
-        if sequence.prefix is None or not self.resolved.prefix_caching:
-            return
-        key, length = sequence.prefix
-        block = self.layout.block_size
-        tokens = min(length, sequence.prompt) // block * block
-        known = self._prefixes.get(key, 0)
-        if tokens > known:
-            self._prefixes[key] = tokens
-            self._cached += (tokens - known) // block * self.layout.full_groups
-        while self._prefixes and self._cached > self.blocks - self.used:
-            self._cached -= self._prefixes.popitem(last=False)[1] // block * self.layout.full_groups
 
     def _make_room(self) -> None:
         """Preempt the newest sequences while the decodes of one step would not fit, as vLLM does."""
@@ -244,7 +221,8 @@ class Scheduler:
         if sequence.computed < sequence.prompt:
             return
         self.prefilling.remove(sequence)
-        self._remember(sequence)
+        if self._prefixes:
+            self._prefixes.remember(sequence, self.blocks - self.used)
         if not sequence.emitted:
             self.counters.prompt_tokens += sequence.prompt
         self.counters.first_tokens += 1
@@ -324,10 +302,24 @@ class Scheduler:
         if sequence.first_step < 0:
             return sequence.chunk_times, sequence.chunk_tokens
         whole = (self.step - sequence.first_step) // sequence.stride
-        if sequence.shown_chunks != whole:
+        if sequence.shown_chunks < 0:
             sequence.shown = self._cut(sequence, sequence.first_step + whole * sequence.stride + 1)
             sequence.shown_chunks = whole
+        elif sequence.shown_chunks < whole:
+            self._show_more(sequence, whole)
         return sequence.shown
+
+    def _show_more(self, sequence: Sequence, whole: int) -> None:
+        """Append the chunks that were completed since the last look."""
+        first, stride, shown = sequence.first_step, sequence.stride, sequence.shown_chunks
+        new = self.step_times[first + (shown + 1) * stride : first + whole * stride + 1 : stride]
+        if sequence.rate == 1.0:
+            tokens: tuple[int, ...] = (stride,) * len(new)
+        else:
+            ends = [int(sequence.rate * stride * chunk + 1e-9) for chunk in range(shown, whole + 1)]
+            tokens = tuple([after - before for before, after in pairwise(ends)])
+        sequence.shown = (sequence.shown[0] + tuple(new), sequence.shown[1] + tokens)
+        sequence.shown_chunks = whole
 
     def _cut(self, sequence: Sequence, end: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
         """Chunks whose last step comes before step ``end``, behind those of earlier lives."""

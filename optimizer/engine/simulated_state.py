@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, field
 
 
 class Sequence:
@@ -34,8 +35,9 @@ class Sequence:
     )
 
     def __init__(
-        self, number: int, index: int, prompt: int, output: int, queued_s: float, prefix: tuple[int, int] | None
+        self, number: int, index: int, prompt: int, output: int, queued_s: float, prefix: tuple[int, int] | None = None
     ) -> None:
+        """``prefix`` is the (key, tokens) of what the prompt shares with others."""
         self.number, self.index, self.prompt, self.output, self.queued_s = number, index, prompt, output, queued_s
         self.prefix = prefix
         self.emitted = 0  # tokens that left before the last preemption
@@ -93,3 +95,37 @@ class Run:
     @property
     def end_s(self) -> float:
         return self.start_s + self.step_s * self.steps
+
+
+@dataclass(slots=True)
+class PrefixCache:
+    """Tokens kept of each shared beginning, in whole blocks, the least recently used evicted first."""
+
+    block_size: int
+    full_groups: int
+    blocks: int = 0
+    _tokens: OrderedDict[int, int] = field(default_factory=OrderedDict)
+
+    def look_up(self, sequence: Sequence) -> tuple[int, int]:
+        """(tokens, blocks) of a prompt that the cache holds; never its last token, which has to be computed."""
+        if sequence.prefix is None:
+            return 0, 0
+        most = (sequence.prompt - 1) // self.block_size * self.block_size
+        tokens = min(self._tokens.get(sequence.prefix[0], 0), most)
+        if tokens <= 0:
+            return 0, 0
+        self._tokens.move_to_end(sequence.prefix[0])
+        return tokens, tokens // self.block_size * self.full_groups
+
+    def remember(self, sequence: Sequence, free: float) -> None:
+        """A computed prompt leaves its shared beginning behind; what exceeds the ``free`` blocks is evicted."""
+        if sequence.prefix is None:
+            return
+        key, length = sequence.prefix
+        tokens = min(length, sequence.prompt) // self.block_size * self.block_size
+        known = self._tokens.get(key, 0)
+        if tokens > known:
+            self._tokens[key] = tokens
+            self.blocks += (tokens - known) // self.block_size * self.full_groups
+        while self._tokens and self.blocks > free:
+            self.blocks -= self._tokens.popitem(last=False)[1] // self.block_size * self.full_groups

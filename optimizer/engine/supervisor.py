@@ -124,7 +124,7 @@ class Supervisor:
         if self.ended is not None:
             self.grace_s = min(self.grace_s, ORPHAN_GRACE_S)
         self.signal_all(signal.SIGTERM)
-        if self.wait_until_alone(self.grace_s):
+        if self.wait_until_alone(None):
             return []
         until = time.monotonic() + KILL_PATIENCE_S
         while time.monotonic() < until:
@@ -139,14 +139,17 @@ class Supervisor:
             with contextlib.suppress(PermissionError):
                 send_signal(entry.identity, number)
 
-    def wait_until_alone(self, patience_s: float) -> bool:
-        until = time.monotonic() + patience_s
+    def wait_until_alone(self, patience_s: float | None) -> bool:
+        """Whether nothing is left. ``None``: for the grace, which a second order, or the search's death, makes shorter."""
+        began = time.monotonic()
         while True:
+            if patience_s is None and not self.searcher_gone:
+                self.ordered_to_stop()
             self.reap()
             self.drain.step()
             if not descendants(os.getpid()):
                 return True
-            if time.monotonic() >= until:
+            if time.monotonic() >= began + (self.grace_s if patience_s is None else patience_s):
                 return False
             time.sleep(0.02)
 

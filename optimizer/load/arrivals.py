@@ -27,7 +27,11 @@ def arrival_times(plan: LoadPlan, source: RequestSource) -> Iterator[float]:
             rate = plan.rate
             if rate is None or not 0 < rate < float("inf"):
                 raise ValueError(f"{plan.arrivals} arrivals need a rate above 0 requests per second, not {rate}")
-            return _poisson(rate, plan.seed) if plan.arrivals is Arrivals.POISSON else (number / rate for number in count())
+            return (
+                _poisson(rate, plan.seed)
+                if plan.arrivals is Arrivals.POISSON
+                else ((number + source.phase) / rate for number in count())
+            )
 
 
 def _poisson(rate: float, seed: int) -> Iterator[float]:

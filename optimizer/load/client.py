@@ -39,6 +39,12 @@ _ENGINE_MAY_BE_DEAD = frozenset(
         RequestFailureKind.TIMEOUT_CONNECT,
     }
 )
+REFUSAL_CHARS = 300
+"""Of the body of an HTTP error, how much is told."""
+
+
+class RefusedByServer(ValueError):
+    """An HTTP error where an answer was due; says the status and the beginning of the body."""
 
 
 class HttpEngine:
@@ -113,7 +119,8 @@ class HttpEngine:
         sent_at = self.now()
         if (refusal := self._refusal(request)) is not None:
             return Unsent(sent_at, sent_at, refusal).record(request, origin_s=origin_s, scheduled_s=scheduled_s)
-        exchange = Exchange(chat=self._target.endpoint is Endpoint.CHAT, sent_at=sent_at, idle_timeout_s=idle_timeout_s)
+        chat = self._target.endpoint is Endpoint.CHAT
+        exchange = Exchange(chat=chat, sent_at=sent_at, idle_timeout_s=idle_timeout_s, origin_s=origin_s)
         self._active[request.index] = exchange
         try:
             connection = await self._connect(exchange)
@@ -127,14 +134,17 @@ class HttpEngine:
         return exchange.record(request, origin_s=origin_s, scheduled_s=scheduled_s, failure=failure)
 
     def partial(self, index: int) -> tuple[float, tuple[float, ...], tuple[int, ...]] | None:
-        """(sent, chunk times, chunk tokens) so far, on this engine's clock; a chunk that declares no count has one token."""
+        """(sent, chunk times, chunk tokens) so far, in seconds since the request's ``origin_s``; a chunk that declares no
+        count has one token."""
         exchange = self._active.get(index)
         if exchange is None:
             return None
         state = exchange.state
         chunks = len(state.times)
         total = sum(state.declared.values()) + chunks - len(state.declared)
-        return exchange.sent_at, tuple(state.times), spread_tokens(chunks, state.declared, total)
+        origin_s = exchange.origin_s
+        times = tuple([at - origin_s for at in state.times])
+        return exchange.sent_at - origin_s, times, spread_tokens(chunks, state.declared, total)
 
     async def counters(self, *, origin_s: float) -> CounterSample:
         """The engine's counters from ``/metrics``, read at most once a second; an empty sample where there is no such page."""
@@ -156,13 +166,16 @@ class HttpEngine:
         return sample
 
     async def models(self) -> tuple[str, ...]:
-        """The names that ``/v1/models`` lists. Raises ``OSError``, ``TimeoutError`` or ``ValueError`` (no such list)."""
+        """The names that ``/v1/models`` lists.
+
+        Raises ``OSError``, ``TimeoutError``, ``RefusedByServer`` (an HTTP error) or ``ValueError`` (no such list).
+        """
         try:
             status, text = await self.get("/v1/models")
         except aiohttp.ClientError as error:
             raise OSError(str(error)) from error
         if status != 200:
-            raise ValueError(f"/v1/models answers HTTP {status}")
+            raise RefusedByServer(f"/v1/models answers HTTP {status}: {' '.join(text.split())[:REFUSAL_CHARS]}")
         document = json.loads(text)
         entries = document.get("data") if isinstance(document, dict) else None
         if not isinstance(entries, list):

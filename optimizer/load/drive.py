@@ -19,22 +19,23 @@ from vopt.optimizer.load.plan import Arrivals, LoadPlan, Request, Tick
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.load.window import WindowWatch
 
-CLOSING_S = 5.0
-"""Most seconds that aborting what is in flight may take; an engine that needs longer is left behind."""
 ENDED_WELL = (LoadStatus.COMPLETE, LoadStatus.UNSTEADY, LoadStatus.OVERLOADED)
 """Windows are by time, so a load that came to its end has left nothing unsent."""
 PREPARED = 1024
 """Requests of a closed loop that are made before its clock starts: cutting long prompts must not delay the first sends."""
 
 
-async def drive(engine: Engine, source: RequestSource, plan: LoadPlan, on_tick: OnTick | None = None) -> LoadResult:
+async def drive(
+    engine: Engine, source: RequestSource, plan: LoadPlan, on_tick: OnTick | None = None, window: WindowWatch | None = None
+) -> LoadResult:
     """Load ``engine`` with ``source`` as ``plan`` says and return everything that was seen.
 
     Ends within ``plan.deadline_s`` whatever the engine does. Every request that was sent has exactly one record; of those
     planned but never sent there is the count, when the load did not come to its end. ``ValueError`` for a plan that cannot
-    be meant; an exception that ``engine.run`` raises is the engine's defect and comes out here.
+    be meant; an exception that ``engine.run`` raises is the engine's defect and comes out here. ``window``: another watch
+    than the plan's own, for a load that is one of several.
     """
-    load = _Load(engine, source, plan, on_tick)
+    load = _Load(engine, source, plan, on_tick, window or WindowWatch(plan))
     try:
         return await load.run()
     finally:
@@ -44,30 +45,33 @@ async def drive(engine: Engine, source: RequestSource, plan: LoadPlan, on_tick: 
 class _Load:
     """One load. ``ending`` is unset while it goes on; whoever sets it first decides how the load ended."""
 
-    def __init__(self, engine: Engine, source: RequestSource, plan: LoadPlan, on_tick: OnTick | None) -> None:
+    def __init__(
+        self, engine: Engine, source: RequestSource, plan: LoadPlan, on_tick: OnTick | None, window: WindowWatch
+    ) -> None:
         check_plan(plan, source)
         loop = asyncio.get_running_loop()
         self._engine, self._source, self._plan, self._on_tick = engine, source, plan, on_tick
         self._closed_loop = plan.arrivals is Arrivals.CLOSED
         self._ledger = Ledger()
-        self._window = WindowWatch(plan)
+        self._window = window
         self._health = HealthWatch(loop)
         self._samples: list[CounterSample] = []
         self._visits: set[asyncio.Task[None]] = set()
         self._dispatcher: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        window.changed = self._changed.set
         self._ending: tuple[LoadStatus, str] | None = None
         self._flags: list[str] = []
         self._defect: BaseException | None = None
         self._next_visit = 0
         self._taken = 0
-        self._limit_s = plan.deadline_s - min(CLOSING_S, 0.05 * plan.deadline_s)
+        self._limit_s = plan.limit_s
         ready = min(plan.concurrency or 0, PREPARED, plan.max_requests or PREPARED) if self._closed_loop else 0
-        self._prepared = {index: source.request(index) for index in range(ready)}
+        self._prepared = {index: source.request(index) for index in (source.visit(number)[0] for number in range(ready))}
         self._origin_s = 0.0
 
     async def run(self) -> LoadResult:
-        self._origin_s = self._engine.now()
+        self._origin_s = await self._window.begin(self._engine.now)
         self._health.start()
         if self._engine.dead is not None:
             self._end(LoadStatus.ENGINE_DIED, self._engine.dead)
@@ -182,7 +186,7 @@ class _Load:
         """Ticks, and decides; wakes early when something changed."""
         due_s = self._plan.tick_s
         while self._ending is None and self._defect is None:
-            await self._sleep_until(min(due_s, self._window.closes_s, self._limit_s))
+            await self._sleep_until(min(due_s, self._window.wakes_s, self._limit_s))
             if self._defect is not None:
                 raise self._defect
             if self._now() >= due_s:
@@ -268,10 +272,10 @@ class _Load:
         now_s, ledger, window = self._now(), self._ledger, self._window
         if window.may_open(ledger.ended, now_s, self._samples):
             window.open(now_s)
-            ledger.window_opened_s = now_s
+            ledger.window_opened_s = window.opened_s
         if window.due(now_s):
             window.close([*ledger.records, *ledger.standing(self._engine, now_s)], latest_s=self._limit_s)
-        if window.settled and not self._needed():
+        if window.settled and not self._needed() and window.may_end():
             self._end(*window.verdict(ledger))
         elif now_s >= self._limit_s:
             if window.settled:

@@ -31,17 +31,19 @@ class Exchange:
         "finished",
         "idle_timeout_s",
         "last_at",
+        "origin_s",
         "sent_at",
         "state",
     )
 
-    def __init__(self, *, chat: bool, sent_at: float, idle_timeout_s: float) -> None:
+    def __init__(self, *, chat: bool, sent_at: float, idle_timeout_s: float, origin_s: float = 0.0) -> None:
         self._http, self._sse = ResponseParser(), SseParser()
         self._streaming: bool | None = None
         self._body = bytearray()
         self._expected: tuple[bytes, bytes, int, dict[bytes, int], list[float]] | None = None
         self.state = StreamState(chat)
         self.sent_at = self.last_at = sent_at
+        self.origin_s = origin_s
         self.done_at: float | None = None
         self.ended_at = sent_at
         self.idle_timeout_s = idle_timeout_s

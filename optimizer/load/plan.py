@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+CLOSING_S = 5.0
+"""Most seconds that aborting what is in flight may take; an engine that needs longer is left behind."""
+
 
 class Arrivals(StrEnum):
     """When requests are sent: as others finish, at random, evenly, or at recorded times."""
@@ -69,6 +72,11 @@ class LoadPlan:
     repeated_errors: int = 20
     seed: int = 0
     total_timeout_s: float | None = None
+
+    @property
+    def limit_s(self) -> float:
+        """When a load that is still going on is ended, so that its deadline leaves time to abort what is in flight."""
+        return self.deadline_s - min(CLOSING_S, 0.05 * self.deadline_s)
 
 
 @dataclass(frozen=True, slots=True)

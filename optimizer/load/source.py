@@ -88,6 +88,11 @@ class RequestSource:
             think_s=self.think_s[entry % len(self.think_s)] if self.think_s and turn else 0.0,
         )
 
+    @property
+    def phase(self) -> float:
+        """When the first of even arrivals is due, in gaps between two of them."""
+        return 0.0
+
     def place(self, index: int) -> tuple[int, int]:
         """(visit, turn) of request ``index``."""
         if not self.turns:

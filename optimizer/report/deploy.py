@@ -11,12 +11,13 @@ from typing import Any
 
 import yaml
 
+from vopt.optimizer.command import bound_argv
 from vopt.optimizer.errors import NothingFeasible, UsageError
 from vopt.optimizer.history import StudyRecord
 from vopt.optimizer.report import wording
 from vopt.optimizer.report.document import answer_document
 from vopt.optimizer.report.redaction import clean_argv
-from vopt.optimizer.report.shell import bound_argv, container_variables, provenance, shell_script
+from vopt.optimizer.report.shell import container_variables, provenance, shell_script
 from vopt.optimizer.report.view import StudyView
 from vopt.optimizer.trial import Phase
 

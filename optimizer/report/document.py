@@ -11,6 +11,7 @@ from typing import Any
 
 from vopt.optimizer.history import TrialRecord
 from vopt.optimizer.recommend import Gain, Override, Verdict
+from vopt.optimizer.report.raw import LOG, RECORDS
 from vopt.optimizer.report.view import Spread, StudyView
 
 FORMAT_VERSION = 1
@@ -68,6 +69,8 @@ def study_document(view: StudyView) -> dict[str, Any]:
             {"metric": row.metric, "baseline": _spread(row.baseline), "winner": _spread(row.winner), "change": row.change}
             for row in view.compared()
         ],
+        "compared_with": view.challenger,
+        "load_plan": dict(view.load_plan),
         "phase_s": {str(phase): seconds for phase, seconds in view.phase_totals().items()},
         "starts": [_start(view, trial) for trial in view.trials],
     }
@@ -143,5 +146,9 @@ def _start(view: StudyView, trial: TrialRecord) -> dict[str, Any]:
         "phase_s": {str(phase): seconds for phase, seconds in trial.phase_s.items()},
         "start_class": str(trial.start_class) if trial.start_class else None,
         "began_at": trial.began_at,
+        "served": trial.served,
+        "kv_cache_tokens": trial.kv_cache_tokens,
+        "environment": dict(trial.environment),
         "directory": trial.directory,
+        "evidence": {"records": f"{trial.directory}/{RECORDS}", "log": f"{trial.directory}/{LOG}"} if trial.directory else None,
     }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vopt.optimizer.events import Event, LoadTicked, Note, PhaseBegan, StageBegan, TrialBegan, TrialEnded
 from vopt.optimizer.history import Stage, TrialRecord
@@ -70,6 +71,8 @@ class Progress:
             case TrialBegan():
                 self.trial, self.trial_began_s, self.phase, self.tick = event, at_s, None, None
             case PhaseBegan():
+                if event.expected_s is None:
+                    event = replace(event, expected_s=self._usual_s(event.phase))
                 self.phase, self.phase_began_s, self.tick = event, at_s, None
             case LoadTicked():
                 self.tick = event.tick
@@ -87,6 +90,17 @@ class Progress:
         if event.reason:
             self.failures.append((event.record.label, self._safe(failure_text(event.record, event.reason))))
         self.ended.append(Ended(event.record, event.value, self._safe(event.reason)))
+
+    def _usual_s(self, phase: Phase) -> float | None:
+        """What this phase took in the starts before, those of the running stage first; a soak is like no other load, and a
+        simulated second is none."""
+        stage = self.trial.request.stage if self.trial else None
+        if self.simulated or (stage is Stage.SOAK and phase is Phase.LOAD):
+            return None
+        ended = [row.record for row in self.ended if row.record.failure is None and row.record.stage is not Stage.SOAK]
+        like = [record for record in ended if record.stage is stage] or ended
+        seen = [seconds for record in like if (seconds := record.phase_s.get(phase))]
+        return statistics.median(seen) if seen else None
 
     def _safe(self, text: str) -> str:
         return wording.one_line(clean_text(text, self.secrets))
@@ -119,7 +133,7 @@ class Progress:
 
     def trial_line(self) -> str:
         if self.trial is None:
-            return "between two trials"
+            return "between two trials" if self.stage else "preparing"
         config = self._safe(wording.config_text(self.trial.request.config))
         return f"trial {self.trial.request.label}: {config} ({self._safe(self.trial.reason)})"
 
@@ -192,6 +206,8 @@ class Progress:
             case TrialBegan():
                 return self.trial_line()
             case PhaseBegan(label, phase, detail, expected_s):
+                if self.phase is not None and expected_s is None:
+                    expected_s = self.phase.expected_s
                 about = f" (about {wording.about(expected_s)})" if expected_s is not None else ""
                 return f"trial {label}: {phase}{about}" + (f": {self._safe(detail)}" if detail else "")
             case LoadTicked():

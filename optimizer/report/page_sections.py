@@ -10,6 +10,7 @@ from vopt.optimizer.history import TrialRecord
 from vopt.optimizer.recommend import Recommendation, Verdict
 from vopt.optimizer.report import html, wording
 from vopt.optimizer.report.chart import FigureSpec
+from vopt.optimizer.report.raw import LOG, RECORDS
 from vopt.optimizer.report.show import comparison_table, cost_text, override_table, rejected_table
 from vopt.optimizer.report.view import StudyView
 
@@ -73,7 +74,10 @@ def _box(big: str, small: str) -> str:
 def comparison(view: StudyView) -> str:
     """Baseline against winner, what each override is worth, what was rejected."""
     rows, answer = view.compared(), view.answer
-    parts = [html.table(comparison_table(rows))] if rows and view.arm(winner=True) else []
+    parts = []
+    if rows and view.challenger_starts():
+        compared = comparison_table(rows, view.challenger)
+        parts = [html.element("h3", html.text(compared.title)), html.table(compared)]
     tables = [override_table(view, answer)] if answer and answer.overrides else []
     tables += [rejected_table(view)] if view.rejected_by_kind() else []
     for table in tables:
@@ -127,7 +131,7 @@ def _trial_row(view: StudyView, trial: TrialRecord, names: Sequence[tuple[str, s
     cells = (
         html.text(trial.label),
         html.text(stage),
-        html.text(wording.metric_text(view.metric, view.value(trial))),
+        html.text(wording.metric_text(view.metric, view.comparable(trial))),
         html.text(wording.metric_text("success_rate", metrics.get("success_rate") if metrics else None)),
         html.text(wording.metric_text("p95_ttft_s", metrics.get("p95_ttft_s") if metrics else None)),
         html.text(wording.duration(sum(trial.phase_s.values()))),
@@ -152,7 +156,8 @@ def _trial_details(trial: TrialRecord, reason: str) -> str:
         ("KV cache", html.text(f"{trial.kv_cache_tokens:,} tokens") if trial.kv_cache_tokens else ""),
         ("Requests", html.text(_requests(trial))),
         ("Conditions", _code(_value(trial.environment)) if trial.environment else ""),
-        ("Raw records, log", _code(trial.directory) if trial.directory else ""),
+        ("Raw records", _code(f"{trial.directory}/{RECORDS}") if trial.directory else ""),
+        ("Engine log", _code(f"{trial.directory}/{LOG}") if trial.directory else ""),
         ("Flags", html.text(", ".join(trial.flags))),
     ]
     failure = trial.failure
@@ -206,14 +211,14 @@ def provenance(view: StudyView) -> str:
         ("Limits", "; ".join(view.limits)),
         ("Workload", setup.get("workload")),
         ("Workload digest", setup.get("workload_digest")),
-        ("Load plan", setup.get("load_plan")),
+        ("Load plan", dict(view.load_plan)),
         ("Search space digest", setup.get("space_digest")),
         ("Mode", setup.get("mode")),
         ("Seed", setup.get("seed")),
         ("Raw records and logs", view.record.directory),
     ]
     rows += [(f"Environment: {name}", value) for name, value in (setup.get("environment") or {}).items()]
-    return html.facts((name, _code(_value(value))) for name, value in rows if value not in (None, ""))
+    return html.facts((name, _code(_value(value))) for name, value in rows if value not in (None, "", {}))
 
 
 def _value(value: Any) -> str:

@@ -11,6 +11,7 @@ from vopt.objectives.records import RequestRecord
 from vopt.optimizer.history import TrialRecord
 
 RECORDS = "records.jsonl.gz"
+LOG = "engine.log"
 
 
 def read_records(directory: Path) -> tuple[RequestRecord, ...]:

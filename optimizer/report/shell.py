@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 
+from vopt.optimizer.command import LOOPBACK, bound_argv
 from vopt.optimizer.recommend import Verdict
 from vopt.optimizer.report import wording
 from vopt.optimizer.report.redaction import clean_argv, is_secret_name
 from vopt.optimizer.report.view import StudyView
 
-LOOPBACK = "127.0.0.1"
-_BINDING = ("--host", "--uds", "--fd")
 _MATTERS = ("VLLM_", "CUDA_", "NCCL_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "FLASHINFER_", "HSA_", "HIP_", "ROCR_")
 _ENTRY = "env:"
 _NEVER = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "VLLM_PORT", "VLLM_API_KEY"})
-
-
-def bound_argv(argv: Sequence[str]) -> tuple[str, ...]:
-    """``argv`` on loopback, unless it says itself where to listen. vLLM without ``--host`` listens on every interface, and
-    serves whoever reaches it."""
-    listens = any(word.split("=", 1)[0] in _BINDING for word in argv)
-    return tuple(argv) if listens else (*argv, "--host", LOOPBACK)
 
 
 def exported_variables(view: StudyView, trial: str | None = None) -> dict[str, str]:
@@ -51,10 +44,9 @@ def _typed_variables(view: StudyView) -> list[tuple[str, str]]:
 def shell_script(view: StudyView, argv: Sequence[str], *, trial: str | None = None) -> str:
     """A bash script that becomes ``argv``; further arguments given to it are appended. ``trial`` names the engine start
     when it is not the study's answer."""
-    measured = clean_argv(argv)
-    words = bound_argv(measured)
+    words = bound_argv(clean_argv(argv))
     lines = ["#!/usr/bin/env bash", *(f"# {line}".rstrip() for line in provenance(view, trial=trial))]
-    if len(words) != len(measured):
+    if _on_loopback(words):
         lines += [
             "#",
             f"# It listens on {LOOPBACK} only. To open it to other machines: replace that by 0.0.0.0, and set VLLM_API_KEY,",
@@ -65,6 +57,10 @@ def shell_script(view: StudyView, argv: Sequence[str], *, trial: str | None = No
     # ShellCheck cannot know that $, backslashes and typographic quotes inside single quotes are literal on purpose.
     lines += ["", "# shellcheck disable=SC1003,SC1112,SC2016", f"exec {wording.command_lines(words)} \\", '  "$@"', ""]
     return "\n".join(lines)
+
+
+def _on_loopback(words: Sequence[str]) -> bool:
+    return f"--host={LOOPBACK}" in words or ("--host", LOOPBACK) in itertools.pairwise(words)
 
 
 def provenance(view: StudyView, *, trial: str | None = None) -> list[str]:

@@ -9,6 +9,7 @@ from vopt.optimizer.recommend import Recommendation, Verdict
 from vopt.optimizer.report import wording
 from vopt.optimizer.report.blocks import Block, Code, Column, Facts, Line, Table, TableMaker, Tone
 from vopt.optimizer.report.view import Comparison, Spread, StudyView
+from vopt.optimizer.trial import Phase
 
 _REASON_WIDTH = 110
 _VERDICT_TONES = {
@@ -63,7 +64,7 @@ def study_blocks(view: StudyView, importance: Mapping[str, float] | None = None)
     if answer:
         blocks.append(Facts(tuple(_gain_facts(view, answer))))
     if rows := view.compared():
-        blocks.append(comparison_table(rows))
+        blocks.append(comparison_table(rows, view.challenger))
     if answer and answer.overrides:
         blocks.append(override_table(view, answer))
     if (finalists := finalist_table(view)).rows:
@@ -81,26 +82,35 @@ def verdict_block(view: StudyView) -> Line:
     return Line(view.verdict_line(), _VERDICT_TONES[view.verdict] if view.verdict else Tone.DIM, strong=True)
 
 
-def comparison_table(rows: Sequence[Comparison]) -> Table:
-    """Baseline against winner on every metric; the range over engine starts stands in brackets."""
+def comparison_table(rows: Sequence[Comparison], challenger: str = "winner") -> Table:
+    """Baseline against winner (or a finalist that is no better) on every metric; the range over engine starts in brackets."""
     columns = (
         Column("Metric"),
         Column("Baseline", right=True),
-        Column("Winner", right=True),
+        Column(challenger.capitalize(), right=True),
         Column("Change", right=True),
         Column(""),
     )
     starts = max((spread.starts for row in rows for spread in (row.baseline, row.winner) if spread), default=1)
     note = f"Mean of {starts} starts (least to greatest)." if starts > 1 else "One engine start each: no interval."
-    table = TableMaker("Baseline against winner", columns, note)
+    table = TableMaker(f"Baseline against {challenger}", columns, note)
     for row in rows:
-        tone = Tone.PLAIN if row.better is None else Tone.GOOD if row.better else Tone.BAD
-        word = "" if row.better is None else "better" if row.better else "worse"
+        tone, word = _direction(row)
         change = wording.change_text(row.change) if row.change is not None else wording.NONE
         unit = wording.metric_unit(row.metric)
         name = wording.metric_label(row.metric) + (f", {unit}" if unit else "")
         table.add(name, spread_text(row.metric, row.baseline), spread_text(row.metric, row.winner), change, word, tone=tone)
     return table.done()
+
+
+def _direction(row: Comparison) -> tuple[Tone, str]:
+    """Whether a change is for the better. Where the ranges of the starts overlap, that is for nobody to say."""
+    if row.better is None:
+        return Tone.PLAIN, ""
+    one, other = row.baseline, row.winner
+    if one and other and one.starts > 1 < other.starts and one.low <= other.high and other.low <= one.high:
+        return Tone.PLAIN, "ranges overlap"
+    return (Tone.GOOD, "better") if row.better else (Tone.BAD, "worse")
 
 
 def spread_text(metric: str, spread: Spread | None) -> str:
@@ -231,7 +241,7 @@ def finalist_table(view: StudyView) -> Table:
             trial.label,
             str(trial.stage),
             str(trial.arm) if trial.arm else "",
-            wording.metric_text(view.metric, view.value(trial)),
+            wording.metric_text(view.metric, view.comparable(trial)),
             wording.metric_text("success_rate", success),
             "HTTP" if trial.served else "in-process",
             wording.one_line(wording.config_text(trial.config)),
@@ -248,10 +258,15 @@ def _importance_table(importance: Mapping[str, float]) -> Table:
 
 
 def _time_table(view: StudyView) -> Table:
-    columns = (Column(""), Column("Starts", right=True), Column("Time", right=True))
+    phases = tuple(view.phase_totals())
+    columns = (Column("Stage"), *(Column(name, right=True) for name in ("Starts", "Time", *map(str, phases))))
     table = TableMaker("Where the time went", columns)
     for stage, (starts, seconds) in view.stage_totals().items():
-        table.add(str(stage), str(starts), wording.duration(seconds))
-    for phase, seconds in view.phase_totals().items():
-        table.add(f"  {phase}", "", wording.duration(seconds), tone=Tone.DIM)
+        table.add(str(stage), str(starts), wording.duration(seconds), *_phase_cells(view.stage_phases(stage), phases))
+    starts, seconds = len(view.trials), sum(view.phase_totals().values())
+    table.add("all", str(starts), wording.duration(seconds), *_phase_cells(view.phase_totals(), phases), tone=Tone.DIM)
     return table.done()
+
+
+def _phase_cells(spent: Mapping[Phase, float], phases: Sequence[Phase]) -> list[str]:
+    return [wording.duration(spent.get(phase)) for phase in phases]

@@ -130,10 +130,16 @@ class StudyView:
     def workload(self) -> str:
         workload = self.setup.get("workload")
         name = str(workload.get("name", "")) if isinstance(workload, Mapping) else str(workload or "")
-        plan = self.setup.get("load_plan") or {}
+        plan = self.load_plan
         if plan.get("concurrency"):
             return f"{name}, {plan['concurrency']} in flight"
         return f"{name}, {plan['rate']:g} requests/s" if plan.get("rate") else name
+
+    @property
+    def load_plan(self) -> Mapping[str, Any]:
+        """How every start was loaded: frozen on the baseline's engine, stored with each start; empty before."""
+        frozen = (trial.environment.get("load_plan") for trial in self.trials)
+        return next((plan for plan in frozen if plan), None) or self.setup.get("load_plan") or {}
 
     @property
     def searched(self) -> tuple[TrialRecord, ...]:
@@ -151,12 +157,16 @@ class StudyView:
     def value(self, trial: TrialRecord) -> float | None:
         return trial.metrics.get(self.metric) if trial.metrics else None
 
+    def comparable(self, trial: TrialRecord) -> float | None:
+        """The value, unless it was measured with other requests: a soak's, the longest of the workload."""
+        return None if trial.stage is Stage.SOAK else self.value(trial)
+
     def why_not(self, trial: TrialRecord) -> tuple[str, str] | None:
         """(kind, reason) when this start's configuration cannot be the answer by what it showed; ``None`` when it may be."""
         if self.answer:
             for row in self.answer.rejected:
                 if row.label == trial.label:
-                    return row.kind, row.reason
+                    return row.kind, _one_start(trial, row.kind, row.reason)
         if trial.failure:
             return str(trial.failure.kind), trial.failure.detail
         if trial.stage is Stage.SOAK and trial.status not in SOAK_ENDINGS:
@@ -170,6 +180,19 @@ class StudyView:
 
     def better(self, one: float, other: float) -> bool:
         return one > other if self.maximize else one < other
+
+    @property
+    def challenger(self) -> str:
+        """What the baseline is compared with: ``winner``, or the finalist that was confirmed and is no better."""
+        return "winner" if self.arm(winner=True) else "finalist" if self._finalist() else "winner"
+
+    def challenger_starts(self) -> tuple[TrialRecord, ...]:
+        return self.arm(winner=True) or self._finalist()
+
+    def _finalist(self) -> tuple[TrialRecord, ...]:
+        if self.answer is None or self.answer.winner_config is not None:
+            return ()
+        return tuple(trial for trial in self.trials if trial.arm is Arm.FINALIST and trial.metrics and not trial.failure)
 
     def arm(self, *, winner: bool) -> tuple[TrialRecord, ...]:
         """The starts that the figures of an arm rest on: its confirmation, else every start of that configuration."""
@@ -186,8 +209,8 @@ class StudyView:
         return tuple(confirmed or first)
 
     def compared(self) -> tuple[Comparison, ...]:
-        """Baseline against winner on every metric that either has."""
-        baseline, winner = self.arm(winner=False), self.arm(winner=True)
+        """Baseline against ``challenger`` on every metric that either has."""
+        baseline, winner = self.arm(winner=False), self.challenger_starts()
         stated = self.answer or Recommendation(Verdict.UNCONFIRMED, "", None, ())
         names = _ordered({*_names(baseline), *_names(winner), *stated.baseline_metrics, *stated.winner_metrics})
         return tuple(
@@ -201,6 +224,8 @@ class StudyView:
 
     def costs(self) -> tuple[Comparison, ...]:
         """What the winner is worse at, by more than 1 %."""
+        if self.challenger != "winner":
+            return ()
         return tuple(
             row
             for row in self.compared()
@@ -219,7 +244,11 @@ class StudyView:
 
     def phase_totals(self) -> dict[Phase, float]:
         """Seconds of all starts by phase."""
-        return {phase: total for phase in Phase if (total := sum(trial.phase_s.get(phase, 0.0) for trial in self.trials))}
+        return _by_phase(self.trials)
+
+    def stage_phases(self, stage: Stage) -> dict[Phase, float]:
+        """The same for the starts of one stage."""
+        return _by_phase(trial for trial in self.trials if trial.stage is stage)
 
     def stage_totals(self) -> dict[Stage, tuple[int, float]]:
         """(starts, seconds) by stage."""
@@ -239,7 +268,7 @@ class StudyView:
         soak = options.get("soak")
         if isinstance(soak, int | float) and soak < DEFAULT_SOAK_S:
             rows.append(f"soak of {wording.duration(soak)} (default {wording.duration(DEFAULT_SOAK_S)})" if soak else "no soak")
-        window = (self.setup.get("load_plan") or {}).get("window_s")
+        window = self.load_plan.get("window_s")
         if isinstance(window, int | float) and window < DEFAULT_WINDOW_S:
             rows.append(f"windows of {wording.duration(window)} (default {wording.duration(DEFAULT_WINDOW_S)} or more)")
         return tuple(rows)
@@ -278,6 +307,18 @@ _STATUS_REASONS = {
     LoadStatus.REPEATED_ERRORS: "one request after the other failed",
     LoadStatus.DEADLINE: "the load did not end within its deadline",
 }
+
+
+def _by_phase(trials: Iterable[TrialRecord]) -> dict[Phase, float]:
+    rows = list(trials)
+    return {phase: total for phase in Phase if (total := sum(trial.phase_s.get(phase, 0.0) for trial in rows))}
+
+
+def _one_start(trial: TrialRecord, kind: str, reason: str) -> str:
+    """In a confirmation a single start may break a limit by noise: whose start it was, and that its arm's mean decides."""
+    if trial.stage is Stage.CONFIRMATION and trial.arm is not None and kind.startswith("limit:"):
+        return f"{trial.arm} arm, one start; its mean decides: {reason}"
+    return reason
 
 
 def _gpu_name(gpu: Any) -> str:

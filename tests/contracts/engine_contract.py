@@ -87,6 +87,26 @@ class EngineContract:
         assert 100.0 <= record.sent_s < 110.0
         assert record.e2e_s < 60.0
 
+    def test_partial_times_count_from_the_origin_of_the_load_too(self, execute: Execute) -> None:
+        """Else a request in flight as a window closes has none of its tokens in it, and nothing that hangs is seen."""
+
+        async def check(engine: Engine) -> None:
+            began_s = engine.now()
+            task = asyncio.ensure_future(
+                engine.run(request(1_003, output=1_500), origin_s=began_s - 100.0, scheduled_s=100.0, idle_timeout_s=60.0)
+            )
+            await first_token(engine, 1_003)
+            partial = engine.partial(1_003)
+            now_s = engine.now() - began_s + 100.0
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert partial is not None
+            sent_s, times, _ = partial
+            assert 100.0 <= sent_s <= times[0] <= times[-1] <= now_s
+
+        execute(check)
+
     def test_many_at_once_each_get_their_own_record(self, execute: Execute) -> None:
         async def check(engine: Engine) -> list[RequestRecord]:
             return list(await asyncio.gather(*(send(engine, request(1_100 + n, output=4 + n)) for n in range(8))))

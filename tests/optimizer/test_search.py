@@ -246,6 +246,18 @@ def test_an_artefact_of_dummy_weights_cannot_win() -> None:
     assert any(row.kind == "artefact_acceptance" for row in answer.rejected)
 
 
+def test_a_confirmation_that_the_client_bounded_is_in_the_notes() -> None:
+    landscape = small_landscape()
+
+    def evaluate(request: TrialRequest) -> TrialRecord:
+        record = landscape.evaluator(0)(request)
+        return replace(record, flags=("client_limited",)) if request.label == "confirm-2-baseline" else record
+
+    answer, _ = run(landscape, evaluate=evaluate)
+    assert any("client, not the engine, was the limit in confirm-2-baseline" in note for note in answer.notes), answer.notes
+    assert not any("client" in note for note in run(landscape)[0].notes)
+
+
 def test_confirmation_alternates_its_order_over_fresh_starts() -> None:
     _, study = run(small_landscape())
     labels = [record.label for record in study.records() if record.stage is Stage.CONFIRMATION]

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from vopt.optimizer.engine.hardware import hardware
 from vopt.optimizer.engine.simulated import MODELLED
 from vopt.optimizer.errors import UsageError
+from vopt.optimizer.history import Stage, TrialRequest
+from vopt.optimizer.launch import prepare
 from vopt.optimizer.load.workload import CHAT
 from vopt.optimizer.options import SearchOptions
 from vopt.optimizer.space_of import NOT_MODELLED, find_space
+from vopt.optimizer.study import Study
 from vopt.optimizer.subject import find_subject
+from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.defaults import LATEST_VERSION
 from vopt.search_spaces.memory import memory_plan
 from vopt.search_spaces.model import known_model
@@ -62,6 +68,16 @@ def test_asking_for_one_is_refused_with_what_to_type(vary: str) -> None:
 
 def test_asking_for_a_modelled_one_is_not() -> None:
     assert "async_scheduling" in space_of(vary=("async_scheduling",)).names
+
+
+def test_trials_await_the_name_that_their_command_serves() -> None:
+    """``vllm serve --served-model-name x`` lists x and not the model; a start that waits for the model would never end."""
+    named = SearchOptions(
+        model="Qwen/Qwen3-8B", goal=("throughput",), simulate="H200", set=['served_model_name=["house-model"]']
+    )
+    study = cast("Study", SimpleNamespace(directory=Path("studies/s")))
+    bench = prepare(named, lambda event: None).bench(study, lambda event: None)
+    assert bench.spec_for(TrialRequest("0", EngineConfig(), Stage.SEARCH)).served_model_name == "house-model"
 
 
 def plans(name: str, values: tuple[Any, ...], model: str) -> list[object]:

@@ -21,7 +21,7 @@ from vopt.optimizer.engine.base import Session
 from vopt.optimizer.engine.kin import descendants
 from vopt.optimizer.engine.server import ServerSession, UrlSession, free_port, listens, without_place
 from vopt.optimizer.load.target import parse_target
-from vopt.optimizer.trial import Deadlines, EngineFailure, FailureKind, Phase
+from vopt.optimizer.trial import Blame, Deadlines, EngineFailure, FailureKind, Phase
 
 STUB = Path(__file__).parents[2] / "support" / "stub_vllm"
 Serve = Callable[..., ServerSession]
@@ -82,6 +82,18 @@ def test_a_server_that_never_listens_is_a_hang(serve: Serve) -> None:
 def test_a_server_that_offers_another_model(serve: Serve) -> None:
     with pytest.raises(EngineFailure, match="the server offers other, not m"):
         serve("other").start(no_phase)
+
+
+def test_a_server_that_answers_errors_only_is_broken(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "BROKEN_AFTER_S", 0.2)
+    with pytest.raises(EngineFailure) as failure:
+        serve("broken").start(no_phase)
+    failed = failure.value.failed
+    assert (failed.phase, failed.kind, failed.kind.blame) == (Phase.START, FailureKind.DRIVER, Blame.INFRASTRUCTURE)
+    assert "/v1/models answers HTTP 500" in failed.detail
+    assert "Internal Server Error" in failed.detail
+    assert "no attribute 'Router'" in failed.detail
+    assert any("Router" in line for line in failed.log_tail)
 
 
 def test_a_server_that_dies_under_load(serve: Serve) -> None:

@@ -31,9 +31,12 @@ from support.fault_server import (
 from vopt.objectives.consistency import contradictions
 from vopt.objectives.records import RequestFailureKind as Kind
 from vopt.objectives.records import RequestRecord
+from vopt.objectives.steadiness import tokens_in
 from vopt.optimizer.engine.base import Engine
 from vopt.optimizer.load.client import HttpEngine
-from vopt.optimizer.load.plan import Request
+from vopt.optimizer.load.drive import drive
+from vopt.optimizer.load.plan import Arrivals, LoadPlan, Request
+from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.load.target import Dialect, Endpoint, parse_target
 
 REQUEST = Request(index=0, prompt_token_ids=(5, 6, 7), prompt_tokens=3, max_tokens=4, sampling={"temperature": 0.0})
@@ -306,6 +309,40 @@ async def test_cancelling_closes_the_connection_and_partial_shows_what_came() ->
         with pytest.raises(asyncio.CancelledError):
             await task
         assert engine.partial(0) is None
+
+
+async def test_partial_times_count_from_the_origin_like_those_of_a_record() -> None:
+    async with serving([*OK[:3], End.HANG]) as server, HttpEngine(parse_target(server.url, "m")) as engine:
+        origin_s = engine.now() - 100.0
+        task = asyncio.create_task(engine.run(REQUEST, origin_s=origin_s, scheduled_s=100.0, idle_timeout_s=20.0))
+        while (partial := engine.partial(0)) is None or not partial[1]:  # noqa: ASYNC110 - progress is asked for, not told
+            await asyncio.sleep(0.005)
+        sent_s, times, _ = partial
+        assert 100.0 <= sent_s <= times[0] <= times[-1] <= engine.now() - origin_s
+        task.cancel()
+
+
+async def test_what_is_in_flight_as_the_window_closes_counts_with_its_tokens() -> None:
+    """Streams that outlive the load: all tokens of the window are in censored records."""
+    endless: list[Any] = [OK[0], *[step for _ in range(400) for step in (0.01, OK[1])], End.HANG]
+    source = RequestSource(lengths=((8, 500),) * 64, bodies=(tuple(range(20, 40)),), digit_ids=tuple(range(10)))
+    no_page = [status("404 Not Found")]
+    load_plan = LoadPlan(
+        Arrivals.CONSTANT, window_s=0.4, rate=20.0, warmup_s=0.1, min_requests=0, max_doublings=0, deadline_s=3.0, tick_s=0.1
+    )
+
+    def script(path: str, body: dict[str, Any]) -> Script:
+        return no_page if path == "/metrics" else endless
+
+    async with serving(script) as server, HttpEngine(parse_target(server.url, "m")) as engine:
+        load = await drive(engine, source, load_plan)
+    assert load.window is not None
+    assert load.records
+    for record in load.records:
+        assert record.censored
+        assert 0 <= record.sent_s <= record.ended_s < 5.0
+        assert all(record.sent_s <= at <= record.ended_s for at in record.chunk_times_s)
+    assert tokens_in(load.records, load.window.opened_s, load.window.closed_s) > 0
 
 
 METRICS_PAGE = """

@@ -6,16 +6,27 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice, pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from queue_engine import QueueEngine
 from support.fault_server import FaultServer, Script, good, serving, status
 
-from vopt.objectives.records import ClientHealth, LoadResult, LoadStatus, LoadWindow, RequestRecord
+from vopt.objectives.records import CAPPED, LoadResult, LoadStatus, LoadWindow, RequestRecord
+from vopt.objectives.steadiness import tokens_in
+from vopt.optimizer.load.arrivals import arrival_times
+from vopt.optimizer.load.drive import drive
+from vopt.optimizer.load.lockstep import Begin, Conductor, LedWindow, Order, Prepared, Told
 from vopt.optimizer.load.plan import Arrivals, LoadPlan, Tick
+from vopt.optimizer.load.shares import client_processes, possible_clients, share_of
 from vopt.optimizer.load.source import RequestSource
-from vopt.optimizer.load.spread import Clients, clients_for, merge, share_of, spread
+from vopt.optimizer.load.spread import merge, spread
 from vopt.optimizer.load.target import parse_target
+from vopt.optimizer.load.virtual_time import run_virtual
 
 SOURCE = RequestSource(lengths=((8, 4),) * 64, bodies=(tuple(range(20, 40)),), digit_ids=tuple(range(10)))
 PLAN = LoadPlan(
@@ -84,6 +95,10 @@ def test_two_processes_load_one_server() -> None:
     assert load.window is not None
     assert any(record.succeeded and record.ended_s > load.window.opened_s for record in load.records)
     assert ticks
+    assert all(later.at_s > earlier.at_s for earlier, later in pairwise(ticks)), "one for each round"
+    assert min(record.sent_s for record in load.records) >= 0
+    assert max(record.ended_s for record in load.records) < 30, "times count from the load's own beginning"
+    assert load.window.length_s == pytest.approx(PLAN.window_s, abs=1e-6)
 
 
 def test_a_stop_reaches_all_processes() -> None:
@@ -92,41 +107,153 @@ def test_a_stop_reaches_all_processes() -> None:
     assert load.status is LoadStatus.STOPPED_EARLY
 
 
-def test_fewer_users_than_processes() -> None:
-    with pytest.raises(ValueError, match="concurrency of 6 or more"):
-        spread(parse_target("http://127.0.0.1:9", "m"), SOURCE, PLAN, None, 6)
+def test_fewer_users_or_requests_than_processes() -> None:
+    assert possible_clients(PLAN, 9) == 5
+    assert possible_clients(replace(PLAN, max_requests=2), 9) == 2
+    assert possible_clients(LoadPlan(Arrivals.POISSON, 1.0, rate=1.0), 3) == 3
 
 
-def result(origin: float, opened: float, closed: float, status: LoadStatus = LoadStatus.COMPLETE) -> tuple[float, LoadResult]:
-    record = RequestRecord(0, 1.0, 1.0, 3.0, 8, 4, 4, (2.0, 3.0), (2, 2), first_content_s=2.0, finish_reason="length")
-    return origin, LoadResult((record,), LoadWindow(opened, closed), status, concurrency=2, not_sent=1)
+def test_the_number_of_processes_is_settled_by_plan_and_cores_alone() -> None:
+    def number(concurrency: int, cpus: int) -> int:
+        return client_processes(LoadPlan(Arrivals.CLOSED, 1.0, concurrency=concurrency), cpus)
 
-
-def test_results_are_put_on_one_clock() -> None:
-    merged = merge([result(100.5, 1.0, 10.0), result(100.0, 2.0, 11.0, LoadStatus.UNSTEADY)])
-    assert merged.window == LoadWindow(2.0, 10.5)
-    assert [(record.sent_s, record.chunk_times_s, record.ended_s) for record in merged.records] == [
-        (1.0, (2.0, 3.0), 3.0),
-        (1.5, (2.5, 3.5), 3.5),
+    assert [number(streams, 16) for streams in (1, 256, 257, 512, 1024, 9999)] == [1, 1, 2, 2, 4, 4]
+    assert [number(1024, cpus) for cpus in (1, 2, 3, 4, 5, 6)] == [1, 1, 1, 2, 3, 4]
+    assert [client_processes(LoadPlan(Arrivals.POISSON, 1.0, rate=rate), 16) for rate in (0.5, 64.0, 65.0, 900.0)] == [
+        1,
+        1,
+        2,
+        4,
     ]
-    assert (merged.status, merged.concurrency, merged.not_sent) == (LoadStatus.UNSTEADY, 4, 2)
+    assert client_processes(LoadPlan(Arrivals.REPLAY, 1.0), 16) == 1
 
 
-def test_windows_that_never_met_are_no_window() -> None:
-    assert merge([result(0.0, 1.0, 2.0), result(5.0, 1.0, 2.0)]).window is None
+def test_even_arrivals_stay_even() -> None:
+    whole = LoadPlan(Arrivals.CONSTANT, 1.0, rate=3.0)
+    dealt = [arrival_times(plan, share) for share, plan in (share_of(SOURCE, whole, client, 3) for client in range(3))]
+    together = sorted(at_s for times in dealt for at_s in islice(times, 4))
+    assert together == pytest.approx(list(islice(arrival_times(whole, SOURCE), 12)))
 
 
-def test_a_client_that_was_the_limit_is_replaced_by_several() -> None:
-    def single(source: RequestSource) -> LoadResult:
-        return LoadResult((), None, LoadStatus.COMPLETE, client=ClientHealth(limited=True))
+def part(opened: float, closed: float, status: LoadStatus = LoadStatus.COMPLETE, index: int = 0) -> LoadResult:
+    record = RequestRecord(index, 1.0, 1.0, 3.0, 8, 4, 4, (2.0, 3.0), (2, 2), first_content_s=2.0, finish_reason="length")
+    return LoadResult((record,), LoadWindow(opened, closed), status, concurrency=2, not_sent=1)
 
-    def several(source: RequestSource, n: int) -> LoadResult:
-        assert source.first_number > 0, "prompts of the dropped load would be found in the cache"
-        return LoadResult((), None, LoadStatus.COMPLETE, flags=(str(n),))
 
-    assert clients_for(ClientHealth(limited=True), cpus=16) == 8
-    assert clients_for(ClientHealth(limited=True), cpus=2) == 1
-    assert clients_for(ClientHealth(), cpus=16) == 1
-    chosen = Clients(1).load(single, several, SOURCE)
-    assert chosen.flags == (), "one means one"
-    assert Clients(3).load(single, several, RequestSource(SOURCE.lengths, first_number=1)).flags == ("3",)
+def test_a_load_that_ended_inside_its_window_counts_until_its_first_client_ended() -> None:
+    merged = merge([part(2.0, 9.0, LoadStatus.DEADLINE), part(2.0, 7.5, LoadStatus.ENGINE_DIED, 1)], SOURCE, PLAN)
+    assert merged.window == LoadWindow(2.0, 7.5)
+    assert (merged.status, merged.concurrency) == (LoadStatus.ENGINE_DIED, 5)
+    assert merged.not_sent == PLAN.min_requests - 2
+
+
+class Crowd:
+    """Several virtual engines, each loaded by one client under one ``Conductor``, on one virtual clock."""
+
+    def __init__(self, plan: LoadPlan, clients: int, engines: list[QueueEngine]) -> None:
+        self.plan, self.clients, self.engines = plan, clients, engines
+        self.conductor = Conductor(plan, clients)
+        self.windows: dict[int, LedWindow] = {}
+        self.prepared = 0
+
+    def tell(self, client: int, told: Told) -> None:
+        """As a pipe would: later, and to all."""
+        asyncio.get_running_loop().call_later(0.003 * (client + 1), self.decide, client, told)
+
+    def decide(self, client: int, told: Told) -> None:
+        orders: tuple[Order, ...] = self.conductor.heard(client, told, self.engines[0].now())
+        if isinstance(told, Prepared):
+            self.prepared += 1
+            orders = (Begin(0.0),) if self.prepared == self.clients else ()
+        for order in orders:
+            for other, window in self.windows.items():
+                asyncio.get_running_loop().call_later(0.002 * (other + 1), window.heard, order)
+
+    async def load(self) -> list[LoadResult]:
+        async def one(client: int) -> LoadResult:
+            share, own = share_of(SOURCE, self.plan, client, self.clients)
+            self.windows[client] = LedWindow(own, lambda told: self.tell(client, told))
+            return await drive(self.engines[client], share, own, None, self.windows[client])
+
+        return list(await asyncio.gather(*(one(client) for client in range(self.clients))))
+
+
+def crowd(plan: LoadPlan, engines: list[QueueEngine]) -> tuple[LoadResult, list[LoadResult]]:
+    loads = run_virtual(Crowd(plan, len(engines), engines).load())
+    return merge(loads, SOURCE, plan), loads
+
+
+def always_busy(load: LoadResult, loads: list[LoadResult]) -> None:
+    """Every client has requests in flight through the whole common window."""
+    assert load.window is not None
+    for own in loads:
+        assert own.window == load.window
+        edges = sorted({load.window.opened_s, load.window.closed_s - 1e-6, *(r.ended_s for r in own.records)})
+        for at_s in (edge + 1e-6 for edge in edges if load.window.opened_s <= edge < load.window.closed_s - 2e-6):
+            assert any(r.sent_s <= at_s <= r.ended_s + 0.02 for r in own.records), at_s
+
+
+LONG = LoadPlan(arrivals=Arrivals.CLOSED, window_s=20.0, concurrency=24, min_requests=10, max_doublings=1, deadline_s=300.0)
+
+
+@settings(deadline=None, max_examples=8)
+@given(st.integers(2, 4), st.integers(0, 3), st.integers(0, 3))
+def test_clients_together_see_what_one_sees(clients: int, fewer: int, slower: int) -> None:
+    """Whatever the clients' speeds: one window, full load in it, each request once, and the tokens of one client."""
+    plan = replace(LONG, concurrency=24 - fewer)
+    steps = [0.5 + 0.1 * slower * client for client in range(clients)]
+    load, loads = crowd(plan, [QueueEngine(slots=24, step_s=step) for step in steps])
+    assert load.status is LoadStatus.COMPLETE, load.detail
+    always_busy(load, loads)
+    indices = [record.index for record in load.records]
+    assert len(set(indices)) == len(indices)
+    assert load.not_sent == 0
+    assert min(record.sent_s for record in load.records) >= 0
+    assert max(record.ended_s for record in load.records) < load.window.closed_s + 1.0  # type: ignore[union-attr]  # always_busy
+    if not slower:
+        alone = run_virtual(drive(QueueEngine(slots=24, step_s=0.5), SOURCE, plan))
+        assert alone.window is not None
+        assert load.window is not None
+        mine, its = (tokens_in(one.records, one.window.opened_s, one.window.closed_s) for one in (load, alone) if one.window)
+        assert mine == pytest.approx(its, rel=0.03)
+
+
+def test_all_clients_double_together_when_together_they_saw_too_few() -> None:
+    load, loads = crowd(replace(LONG, min_requests=1_200), [QueueEngine(slots=24, step_s=0.5) for _ in range(3)])
+    assert load.window is not None
+    assert load.window.doublings == 1
+    assert load.window.length_s == pytest.approx(40.0)
+    assert {own.window for own in loads} == {load.window}
+    assert ("few_requests" in load.flags) == (
+        sum(r.ended_s >= load.window.opened_s for r in load.records if r.succeeded) < 1_200
+    )
+
+
+def test_a_cap_closes_the_window_where_the_first_share_ends_and_all_requests_are_sent() -> None:
+    plan = replace(LONG, max_requests=301)
+    load, loads = crowd(plan, [QueueEngine(slots=24, step_s=step) for step in (0.1, 0.15, 0.2)])
+    assert sorted(record.index for record in load.records) == list(range(301))
+    assert all(record.succeeded for record in load.records)
+    assert CAPPED in load.flags
+    assert load.not_sent == 0
+    assert load.window is not None
+    last_sent = min(max(record.sent_s for record in own.records) for own in loads)
+    assert load.window.closed_s == pytest.approx(last_sent, abs=1.0)
+    always_busy(load, loads)
+
+
+def test_a_cap_before_any_window() -> None:
+    load, _ = crowd(replace(LONG, max_requests=20), [QueueEngine(slots=24) for _ in range(2)])
+    assert sorted(record.index for record in load.records) == list(range(20))
+    assert load.status is LoadStatus.UNSTEADY
+    assert "no_steady_window" in load.flags
+    assert load.window == LoadWindow(min(r.sent_s for r in load.records), max(r.ended_s for r in load.records))
+
+
+@pytest.mark.parametrize(("slots", "status"), [(24, LoadStatus.COMPLETE), (1, LoadStatus.OVERLOADED)])
+def test_an_open_loop_is_judged_on_all_records(slots: int, status: LoadStatus) -> None:
+    plan = replace(LONG, arrivals=Arrivals.POISSON, concurrency=None, rate=12.0, window_s=60.0)
+    load, loads = crowd(plan, [QueueEngine(slots=slots, step_s=0.3) for _ in range(3)])
+    assert load.status is status, load.detail
+    assert load.rate == 12.0
+    assert {own.window for own in loads} == {load.window}

@@ -16,12 +16,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vopt.optimizer.command import bound_argv
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.history import StudyRecord
 from vopt.optimizer.recommend import Recommendation
 from vopt.optimizer.report.deploy import ExportFormat, argv_from_yaml, config_mapping, export, gpus_needed, options_of
 from vopt.optimizer.report.redaction import is_secret_name
-from vopt.optimizer.report.shell import bound_argv
 
 words = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12).filter(
     lambda text: not text.startswith("-")

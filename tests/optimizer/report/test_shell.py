@@ -15,9 +15,10 @@ import sample_study
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from vopt.optimizer.command import bound_argv
 from vopt.optimizer.errors import NothingFeasible, UsageError
 from vopt.optimizer.report.deploy import export
-from vopt.optimizer.report.shell import bound_argv, shell_script
+from vopt.optimizer.report.shell import shell_script
 from vopt.optimizer.report.view import StudyView
 
 NASTY = (

@@ -1,7 +1,7 @@
 """Stands in for ``vllm serve``: the same routes and streams, and endings on order (``STUB_SERVE``).
 
 ``good``; ``exit`` (at once, with an error in the log); ``silent`` (never listens); ``other`` (serves another model);
-``dies`` (after 30 completions).
+``dies`` (after 30 completions); ``broken`` (every page is an HTTP error).
 """
 
 from __future__ import annotations
@@ -36,8 +36,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_GET(self) -> None:
-        if self.path == "/v1/models":
-            self.answer(200, {"data": [{"id": "other" if MANNER == "other" else WORDS[1]}]})
+        name = option("--served-model-name") if "--served-model-name" in WORDS else WORDS[1]
+        if MANNER == "broken":
+            print("AttributeError: module 'framework' has no attribute 'Router'", flush=True)
+            self.answer(500, {"error": "Internal Server Error"})
+        elif self.path == "/v1/models":
+            self.answer(200, {"data": [{"id": "other" if MANNER == "other" else name}]})
         else:
             self.answer(200 if self.path == "/health" else 404, {})
 

@@ -1,0 +1,59 @@
+"""``--notify COMMAND``: one command of the user's at the end of a search, whatever the end was."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping
+
+from vopt.optimizer.errors import UsageError
+from vopt.optimizer.report.redaction import clean_text
+
+NOTIFY_TIMEOUT_S = 30.0
+"""Longer than any mail or web hook takes; a command that hangs must not keep the answer from the shell."""
+
+Ended = Mapping[str, str]
+"""``VOPT_STUDY``, ``VOPT_VERDICT`` (a verdict, ``interrupted`` or ``failed``), ``VOPT_COMMAND`` (may be empty)."""
+
+
+def notification(study: str, verdict: str, command: str) -> Ended:
+    """What the command is told, as environment variables: no value of ours ever becomes a word of it."""
+    return {"VOPT_STUDY": study, "VOPT_VERDICT": verdict, "VOPT_COMMAND": command}
+
+
+def notify_words(command: str) -> list[str]:
+    """``command`` as words, split as a shell would; no shell runs it, so ``$``, ``;`` and ``|`` are characters.
+
+    Raises ``UsageError`` for quotes that do not close, and for nothing at all.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"--notify {command!r}: {error}", hint="--notify 'notify-send vopt done'") from None
+    if not words:
+        raise UsageError("--notify is empty", hint="--notify 'notify-send vopt done'")
+    return words
+
+
+def notify(words: list[str], ended: Ended, *, timeout_s: float = NOTIFY_TIMEOUT_S, secrets: tuple[str, ...] = ()) -> str:
+    """Run the command and wait for it, at most ``timeout_s``. Returns what went wrong in one sentence, empty when nothing did:
+    an answer is not lost because nobody could be told of it."""
+    try:
+        done = subprocess.run(
+            words,
+            env={**os.environ, **ended},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # standard output is the answer's alone
+            stderr=subprocess.PIPE,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"--notify: {words[0]} did not end within {timeout_s:g} s and was stopped"
+    except OSError as error:
+        return f"--notify: {words[0]} could not be run: {error.strerror or error}"
+    if done.returncode == 0:
+        return ""
+    said = clean_text(done.stderr.decode(errors="replace"), secrets).strip().splitlines()
+    return f"--notify: {words[0]} ended with exit code {done.returncode}" + (f": {said[-1][:200]}" if said else "")

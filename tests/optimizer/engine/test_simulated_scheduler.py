@@ -1,0 +1,133 @@
+"""The scheduler's invariants, whatever arrives: everything ends, nothing is lost, limits hold, memory comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulation import DENSE, HYBRID, model
+
+from vopt.optimizer.engine.hardware import hardware
+from vopt.optimizer.engine.roofline import StepTime
+from vopt.optimizer.engine.simulated_engine import normals, speculative_steps
+from vopt.optimizer.engine.simulated_scheduler import Scheduler
+from vopt.optimizer.engine.simulated_state import PrefixCache, Sequence
+from vopt.search_spaces.memory import memory_plan
+
+MTP = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}
+
+
+def scheduler(name: str, arguments: dict[str, Any]) -> Scheduler:
+    shape, device = model(name), hardware("h200")
+    plan = memory_plan(shape, device.gpu, arguments)
+    speculation = plan.resolved.speculation
+    return Scheduler(
+        plan.resolved,
+        plan.layout,
+        plan.blocks,
+        StepTime(shape, device, plan.resolved),
+        draw_steps=speculative_steps(speculation, normals("test")) if speculation else None,
+    )
+
+
+LENGTHS = st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 400)), min_size=1, max_size=60)
+
+
+@settings(max_examples=60, deadline=None)
+@given(LENGTHS, st.sampled_from([1, 7, 64]), st.sampled_from([64, 512, 8192]), st.integers(260, 2000), st.booleans())
+def test_everything_ends_and_nothing_is_lost(
+    lengths: list[tuple[int, int]], seqs: int, tokens: int, blocks: int, speculating: bool
+) -> None:
+    arguments = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "num_gpu_blocks_override": blocks}
+    one = scheduler(HYBRID if speculating else DENSE, {**arguments, **(MTP if speculating else {})})
+    sequences = [Sequence(i, i, prompt, output, 0.0) for i, (prompt, output) in enumerate(lengths)]
+    for sequence in sequences:
+        one.add(sequence)
+    now_s, finished, looks = 0.0, [], {}
+    while not one.idle:
+        run = one.plan(now_s)
+        assert run.step_s > 0
+        assert len(one.running) <= seqs
+        assert sum(count for _, count in run.chunks) <= tokens
+        finished += one.settle(run, run.steps)
+        now_s = run.end_s
+        for sequence in sequences[:3]:
+            if not sequence.gone:
+                looks[sequence.number] = one.chunks(sequence)
+    assert sorted(s.number for s in finished) == list(range(len(lengths)))
+    for sequence, (_, output) in zip(sequences, lengths, strict=True):
+        times, counts = sequence.chunk_times, sequence.chunk_tokens
+        assert sum(counts) == output
+        assert min(counts) >= 1
+        assert list(times) == sorted(times)
+        assert len(times) == len(counts)
+    if one.counters.preemptions == 0:
+        for number, (times, counts) in looks.items():  # what was shown in flight is how the stream begins
+            assert sequences[number].chunk_times[: len(times)] == times
+            assert sequences[number].chunk_tokens[: len(counts)] == counts
+    assert one.used == 0
+    assert one.decoding == 0
+    assert one.counters.generated_tokens == pytest.approx(sum(output for _, output in lengths), abs=2)
+
+
+def test_a_run_settled_in_parts_is_the_run() -> None:
+    whole, parts = scheduler(DENSE, {}), scheduler(DENSE, {})
+    for one in (whole, parts):
+        one.add(Sequence(0, 0, 100, 50, 0.0))
+    first = whole.plan(0.0)
+    whole.settle(first, 1)
+    parts.settle(parts.plan(0.0), 1)
+    run = whole.plan(first.end_s)
+    assert run.steps == 49
+    other = parts.plan(first.end_s)
+    assert whole.settle(run, run.steps)
+    assert not parts.settle(other, 10)
+    rest = type(other)(other.start_s + 10 * other.step_s, other.step_s, other.steps - 10)
+    (ended,) = parts.settle(rest, rest.steps)
+    assert sum(ended.chunk_tokens) == 50
+    assert parts.step_times == pytest.approx(whole.step_times)
+
+
+def test_the_newest_sequence_is_preempted_and_computed_again() -> None:
+    one = scheduler(DENSE, {"num_gpu_blocks_override": 130, "max_model_len": 2048})
+    old, new = Sequence(0, 0, 960, 200, 0.0), Sequence(1, 1, 960, 200, 0.0)
+    one.add(old)
+    one.add(new)
+    now_s, ended = 0.0, []
+    while not one.idle:
+        run = one.plan(now_s)
+        ended += one.settle(run, run.steps)
+        now_s = run.end_s
+    assert one.counters.preemptions >= 1
+    assert ended == [old, new]
+    assert sum(new.chunk_tokens) == 200
+
+
+def test_prompts_are_cut_at_the_threshold_and_whole_without_chunking() -> None:
+    one = scheduler(DENSE, {"long_prefill_token_threshold": 256})
+    one.add(Sequence(0, 0, 1000, 1, 0.0))
+    assert [count for _, count in one.plan(0.0).chunks] == [256]
+    whole = scheduler(DENSE, {"enable_chunked_prefill": False, "max_num_batched_tokens": 1500, "max_model_len": 1024})
+    for number in range(2):
+        whole.add(Sequence(number, number, 1000, 1, 0.0))
+    assert [count for _, count in whole.plan(0.0).chunks] == [1000]
+
+
+def test_prefixes_are_evicted_oldest_first() -> None:
+    cache = PrefixCache(block_size=16, full_groups=1)
+    for key in range(3):
+        cache.remember(Sequence(key, key, 170, 1, 0.0, (key, 160)), free=25)
+    assert cache.blocks == 20
+    assert cache.look_up(Sequence(9, 9, 170, 1, 0.0, (0, 160))) == (0, 0)
+    assert cache.look_up(Sequence(9, 9, 170, 1, 0.0, (2, 160))) == (160, 10)
+    assert cache.look_up(Sequence(9, 9, 160, 1, 0.0, (2, 160))) == (144, 9)
+
+
+def test_speculative_steps_have_the_stated_mean() -> None:
+    one = scheduler(HYBRID, MTP)
+    assert one.draw_steps is not None
+    steps = [one.draw_steps(Sequence(i, i, 1, 1000, 0.0), 1000) for i in range(500)]
+    assert 1000 * len(steps) / sum(steps) == pytest.approx(1 + 0.75 + 0.75**2, rel=0.01)
+    assert min(steps) >= 1000 // 3

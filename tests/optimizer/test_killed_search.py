@@ -1,0 +1,50 @@
+"""A whole search as a process of its own: killed, interrupted, terminated, and gone on with."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+from pathlib import Path
+
+import pytest
+from support.killing import begin, check_study, kill_at_random, results
+from support.sessions import eventually
+
+from vopt.optimizer.engine.kin import descendants
+
+SIMULATED = (
+    *("search", "--goal", "throughput", "--model", "Qwen/Qwen3-8B", "--simulate", "h200", "--concurrency", "256"),
+    *("--window", "3", "--soak", "0", "--rounds", "0", "--trials", "12", "--time-budget", "24h"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.fault("ten SIGKILLs of a simulated search")
+def test_ten_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
+    check_study(kill_at_random(tmp_path, SIMULATED, {}, kills=10, seed=1), 12)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.fault("search interrupted")
+def test_a_signal_ends_the_search_with_the_resume_line(tmp_path: Path, number: signal.Signals, times: int) -> None:
+    leader, follower = pty.openpty()
+    try:
+        running = begin(tmp_path, SIMULATED, {}, stdin=follower, start_new_session=True)
+        try:
+            eventually(lambda: results(tmp_path) >= 1 or running.poll() is not None, 60.0)
+            for _ in range(times):
+                running.send_signal(number)
+            assert running.wait(30) == 130, (tmp_path / "said.txt").read_text()
+        finally:
+            running.kill()
+            running.wait()
+    finally:
+        os.close(leader)
+        os.close(follower)
+    said = (tmp_path / "said.txt").read_text()
+    assert "vopt resume qwen3-8b-throughput-1" in said
+    assert "best so far: trial" in said
+    assert "Traceback" not in said
+    assert descendants(os.getpid()) == ()

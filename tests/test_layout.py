@@ -1,0 +1,67 @@
+"""Each third-party package has the importers that the design names, and no others."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("objectives", "search_spaces", "optimizer")
+
+IMPORTERS = {
+    "aiohttp": {"optimizer/load/client.py"},
+    "bottle": {"optimizer/dashboard_guard.py"},
+    "huggingface_hub": {"optimizer/environment.py"},
+    "optuna": {
+        "optimizer/study.py",
+        "optimizer/storage.py",
+        "optimizer/samplers.py",
+        "optimizer/importance.py",
+        "optimizer/dashboard.py",
+        "optimizer/dashboard_storage.py",
+    },
+    "optuna_dashboard": {"optimizer/dashboard.py"},
+    "plotly": {"optimizer/report/page.py"},
+    "pynvml": {"optimizer/gpus.py"},
+    "rich": {"optimizer/report/console.py"},
+    "sqlalchemy": {
+        "optimizer/dashboard.py",
+        "optimizer/dashboard_storage.py",
+        "optimizer/storage.py",
+        "optimizer/study.py",
+    },
+    "tokenizers": {"optimizer/load/text.py"},
+    "typer": {"optimizer/cli.py", "optimizer/options.py"},
+    "vllm": {"optimizer/engine/vllm.py", "optimizer/engine/trial_process.py", "optimizer/engine/arguments_probe.py"},
+    "yaml": {"optimizer/report/deploy.py"},
+}
+ANYWHERE = {"numpy", "scipy", "vopt"}
+
+
+def imported_by(path: Path) -> set[str]:
+    """Top-level packages that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Import(names=names):
+                found |= {name.name.partition(".")[0] for name in names}
+            case ast.ImportFrom(module=str(module), level=0):
+                found.add(module.partition(".")[0])
+    return found
+
+
+def test_third_party_packages_are_imported_where_they_belong() -> None:
+    importers: dict[str, set[str]] = defaultdict(set)
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*.py"):
+            for package in imported_by(path) - set(sys.stdlib_module_names) - ANYWHERE:
+                importers[package].add(str(path.relative_to(ROOT)))
+    strangers = {name: where - IMPORTERS.get(name, set()) for name, where in importers.items()}
+    assert {name: where for name, where in strangers.items() if where} == {}
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    empty = {"utils", "helpers", "common", "manager", "handler", "misc", "base_utils"}
+    assert [str(path) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if path.stem in empty] == []
