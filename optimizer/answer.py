@@ -9,10 +9,11 @@ from statistics import fmean
 
 from vopt.objectives.confidence import compare
 from vopt.objectives.records import LoadStatus
+from vopt.optimizer.answer_text import drift_notes, general_notes, soak_text, vanished_gain, why
 from vopt.optimizer.history import Stage
 from vopt.optimizer.judge import Judged, of_stage
-from vopt.optimizer.measurement import CLIENT_LIMITED
-from vopt.optimizer.propose import EXPLAIN_STARTS, Finish, Progress, explain_label, finalists
+from vopt.optimizer.progress import Progress, finalists
+from vopt.optimizer.propose import EXPLAIN_STARTS, Finish, explain_label
 from vopt.optimizer.recommend import Gain, Override, Recommendation, Rejected, Verdict
 from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.verdict import (
@@ -22,16 +23,12 @@ from vopt.optimizer.verdict import (
     better,
     chosen_arm,
     confirmation,
-    drift,
     failure_allowance,
     gain_of,
     mean_metrics,
     refusal,
     success_bound,
 )
-
-DRIFT_BAND = 3.0  # times the restart noise
-VANISHED_BAND = 2.0  # standard deviations
 
 
 def recommend(progress: Progress, finish: Finish) -> Recommendation:
@@ -62,8 +59,8 @@ def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
     elif refused:
         reason = f"the best configuration cannot be recommended: {refused}"
     else:
-        reason = f"no measurable gain: {_why(progress, seen, gain)}"
-    vanished = [] if refused or soak_failed else _vanished(progress, seen)
+        reason = f"no measurable gain: {why(progress, seen, gain)}"
+    vanished = [] if refused or soak_failed else vanished_gain(progress, seen)
     extra = [_rejected(seen.finalist.config, "confirmation", reason)] if refused and not soak_failed else []
     if soak is not None and soak_failed and not soak.kind:
         extra = [Rejected(soak.record.label, soak.record.config, "limit:success_rate", reason)]
@@ -71,34 +68,12 @@ def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
     return _no_gain(progress, reason, gain, metrics, extra, vanished)
 
 
-def _vanished(progress: Progress, seen: Confirmation) -> list[str]:
-    """Says it when the engine alone was faster beyond its noise, and the served command shows nothing of it.
-
-    The finalist was chosen because its starts of the search were good, so some of that lead is luck; the threshold is two
-    standard deviations of the difference under the assumed noise of a start.
-    """
-    if not any(start.record.served for start in seen.finalist.starts) or progress.baseline is None:
-        return []
-    found = progress.starts_of(seen.finalist.config, Stage.SEARCH, Stage.SCREENING)
-    alone = [start.merit for start in found if start.merit is not None and not start.record.served]
-    before = progress.baseline.merit
-    if not alone or before is None:
-        return []
-    lead = fmean(alone) - before
-    if lead <= VANISHED_BAND * progress.setup.restart_noise * math.sqrt(1 + 1 / len(alone)):
-        return []
-    return [
-        f"in the search, in-process, the finalist was {math.exp(lead) - 1:+.1%} against the baseline; launched as served "
-        "commands the two cannot be told apart: the gain vanishes behind the API server (or was luck of the choice)"
-    ]
-
-
 def _winner(
     progress: Progress, seen: Confirmation, arm: ArmResult, soak: Judged | None, baseline_refused: str
 ) -> Recommendation:
     gain = gain_of(progress, seen, arm)
-    moved, notes = _drift_notes(progress, gain)
-    reason = f"better: {_why(progress, seen, moved)}"
+    moved, notes = drift_notes(progress, gain)
+    reason = f"better: {why(progress, seen, moved)}"
     if baseline_refused:
         reason = f"better: the baseline breaks a limit ({baseline_refused}), the winner none"
     bound, allowed = success_bound(progress, arm.config), failure_allowance(progress)
@@ -123,8 +98,8 @@ def _winner(
         rejected=_rejections(progress),
         trials=_counts(progress),
         success=bound,
-        soak=_soak_text(progress, soak),
-        notes=(*notes, *_notes(progress)),
+        soak=soak_text(progress, soak),
+        notes=(*notes, *general_notes(progress)),
     )
 
 
@@ -149,7 +124,7 @@ def _unconfirmed(progress: Progress) -> Recommendation:
     gain = None
     if baseline.feasible and baseline.merit is not None:
         gain = Gain(math.exp(fmean(merits) - baseline.merit))
-    moved, notes = _drift_notes(progress, gain)
+    moved, notes = drift_notes(progress, gain)
     metrics = mean_metrics([start.record for start in starts])
     return Recommendation(
         verdict=Verdict.UNCONFIRMED,
@@ -169,8 +144,8 @@ def _unconfirmed(progress: Progress) -> Recommendation:
         rejected=_rejections(progress),
         trials=_counts(progress),
         success=success_bound(progress, winner),
-        soak=_soak_text(progress, soak),
-        notes=(*notes, *_notes(progress)),
+        soak=soak_text(progress, soak),
+        notes=(*notes, *general_notes(progress)),
     )
 
 
@@ -184,7 +159,7 @@ def _no_gain(
 ) -> Recommendation:
     baseline = progress.baseline
     assert baseline is not None
-    moved, notes = _drift_notes(progress, gain)
+    moved, notes = drift_notes(progress, gain)
     return Recommendation(
         verdict=Verdict.NO_GAIN,
         reason=reason,
@@ -197,7 +172,7 @@ def _no_gain(
         rejected=(*_rejections(progress), *extra),
         trials=_counts(progress),
         success=success_bound(progress, progress.baseline_config),
-        notes=(*said, *notes, *_notes(progress)),
+        notes=(*said, *notes, *general_notes(progress)),
     )
 
 
@@ -237,40 +212,6 @@ def _closest_values(progress: Progress, measured: Sequence[Judged]) -> list[str]
             which = "lowest" if limit.op == "<=" else "highest"
             notes.append(f"{which} {limit.metric} seen: {closest:.4g}; the limit is {limit.text}")
     return notes
-
-
-def _why(progress: Progress, seen: Confirmation, gain: Gain | None) -> str:
-    """What decided, in words; the figures stand in ``gain``."""
-    if gain is None:
-        return "the gain is not known"
-    starts = f"fresh starts, {len(seen.finalist.values)} of the finalist and {len(seen.baseline.values)} of the baseline"
-    how = "as served commands" if any(start.record.served for start in seen.finalist.starts) else "in-process"
-    if progress.setup.no_serve is False and how == "in-process":
-        how = "as simulated engines"
-    if gain.low is None:
-        return f"{starts}, {how}, are too few for an interval"
-    if seen.comparison is not None and seen.comparison.better:
-        return f"{starts}, {how}, differ by more than starts of one configuration do"
-    return f"{starts}, {how}, differ by no more than starts of one configuration do"
-
-
-def _drift_notes(progress: Progress, gain: Gain | None) -> tuple[Gain | None, list[str]]:
-    """A drift beyond the noise is named and widens the interval by its size."""
-    moved = drift(progress)
-    if moved is None or abs(moved[0] - 1) <= DRIFT_BAND * progress.setup.restart_noise:
-        return gain, []
-    ratio, changed = moved
-    what = (
-        "; ".join(f"{name}: {before} -> {after}" for name, (before, after) in changed.items())
-        or "no recorded condition changed"
-    )
-    note = (
-        f"the baseline drifted by {ratio - 1:+.1%} between its first and its last start ({what}); the interval is widened by it"
-    )
-    if gain is None or gain.low is None or gain.high is None:
-        return gain, [note]
-    wide = max(ratio, 1 / ratio)
-    return Gain(gain.ratio, gain.low / wide, gain.high * wide, gain.smallest_visible), [note]
 
 
 def _overrides(
@@ -346,37 +287,3 @@ def _refused_by_soak(progress: Progress, seen: Confirmation, arm: ArmResult, soa
 def _soak_failure(soak: Judged) -> str:
     """Why a soak refuses its configuration: a dead or hung engine, or too many failed requests; empty when it does not."""
     return soak.reason if soak.kind else ""
-
-
-def _soak_text(progress: Progress, soak: Judged | None) -> str:
-    budget = progress.setup.budget
-    if soak is None:
-        return "no soak was run"
-    metrics = soak.record.metrics
-    requests = f", {metrics.succeeded + metrics.failed} requests, {metrics.failed} failed" if metrics else ""
-    preempted = metrics.get("preemptions") if metrics else None
-    shown = f", {preempted:.0f} preemptions" if preempted is not None else ""
-    return f"no crash in {budget.soak_s / 60:g} minutes at peak load{requests}{shown}"
-
-
-def _notes(progress: Progress) -> list[str]:
-    budget = progress.setup.budget
-    notes = list(progress.setup.notes)
-    if progress.setup.no_serve and budget.rounds:
-        notes.append("confirmed in-process (--no-serve): what the API server costs is not in these figures")
-    repairs = len(progress.attempts) - 1
-    if repairs:
-        notes.append(
-            f"the baseline as given did not start; compared with the repaired baseline {dict(progress.baseline_config)}"
-        )
-    limited = [
-        judged.record.label
-        for judged in progress.history
-        if judged.record.stage is Stage.CONFIRMATION and CLIENT_LIMITED in judged.record.flags
-    ]
-    if limited:
-        notes.append(
-            f"the load client, not the engine, was the limit in {', '.join(limited)}: gains may be larger than they look; "
-            "free more cores for the client"
-        )
-    return notes

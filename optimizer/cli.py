@@ -101,9 +101,9 @@ def _print_json(document: Any) -> None:
 def search(options: SearchOptions) -> int | None:
     """Find the best launch command: the whole loop, from the defaults to a confirmed answer."""
     from vopt.optimizer.launch import dry_run, launch
-    from vopt.optimizer.prepare import find_goals
+    from vopt.optimizer.prepare import find_goal
 
-    (goal, *_) = find_goals(options)
+    goal = find_goal(options)
     progress = _progress(goal.metric, goal.direction == "maximize", options.simulate is not None, options.quiet)
     if options.dry_run:
         with progress as listener:

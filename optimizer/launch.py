@@ -14,6 +14,7 @@ from vopt.objectives.metrics import Direction
 from vopt.optimizer.bench_load import check_descriptors
 from vopt.optimizer.command import split_environment
 from vopt.optimizer.deadlines import deadlines
+from vopt.optimizer.engine.floor import check_limits
 from vopt.optimizer.environment import fetch_weights, first_difference
 from vopt.optimizer.errors import EnvironmentLacks, Interrupted, UsageError
 from vopt.optimizer.evaluate import SERVED_STAGES, Bench, Evaluator
@@ -33,15 +34,15 @@ from vopt.optimizer.interruption import Interruption
 from vopt.optimizer.judge import judge
 from vopt.optimizer.measurement import Measurement, natural_ends
 from vopt.optimizer.options import ResumeOptions, SearchOptions
-from vopt.optimizer.prepare import find_asked, find_goals, find_load, setup_of, with_typed
+from vopt.optimizer.prepare import find_asked, find_goal, find_load, setup_of, with_typed
 from vopt.optimizer.propose import compile_key
 from vopt.optimizer.report.raw import read_records
 from vopt.optimizer.samplers import KINDS
-from vopt.optimizer.schedule import plan, plan_text
+from vopt.optimizer.schedule import check_budget, plan, plan_text
 from vopt.optimizer.search import search
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.setup import Pinned, SearchSetup
-from vopt.optimizer.space_of import find_space, search_setup
+from vopt.optimizer.space_of import find_space, floor_of, search_setup
 from vopt.optimizer.study import Study, read_study, searching
 from vopt.optimizer.subject import Subject, find_subject
 from vopt.optimizer.trial import EngineConfig, TrialSpec
@@ -53,7 +54,7 @@ class Prepared:
 
     options: SearchOptions
     subject: Subject
-    goals: tuple[Goal, ...]
+    goal: Goal
     setup: SearchSetup
     stored: dict[str, Any]
     bench: Callable[[Study, Listener], Bench]
@@ -65,20 +66,24 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
     def say(text: str) -> None:
         listener(Note(text))
 
-    goals = find_goals(options)
+    goal = find_goal(options)
     subject = find_subject(options, say)
     load = find_load(options, subject, say)
-    asked = find_asked(options, goals[0])
+    asked = find_asked(options, goal)
     if not (subject.machine.simulated or options.no_serve):
         check_descriptors(asked.concurrency)  # confirmation starts are loaded over sockets; better said now than then
-    space = find_space(options, subject, load.workload, goals[0].name, asked.concurrency)
+    space = find_space(options, subject, load.workload, goal.name, asked.concurrency)
+    least = floor_of(subject, load.workload, space, options.allow_lossy)
+    if least is not None:
+        check_limits(goal, least)
     sampler = options.sampler
     if sampler not in KINDS:
         raise UsageError(f"--sampler {sampler}: there are {', '.join(KINDS)}")
-    setup = search_setup(options, subject, goals, space, sampler, asked)
+    setup = search_setup(options, subject, goal, space, sampler, asked)
     if options.seed_from is not None:
         earlier = read_study(options.storage, options.seed_from, data_dir=options.data_dir)
         setup = replace(setup, pinned=(*setup.pinned, *best_of(earlier, setup, subject)))
+    check_budget(setup)
     shared = shared_with(subject)
     served = not (options.no_serve or subject.machine.simulated)
     # The confirmation measures the baseline again, but not under the trials' conditions where it is served.
@@ -128,7 +133,7 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
             source=load.requests.source,
             soak_source=load.soak.source,
             asked=asked,
-            slos=goals[0].slos,
+            slos=goal.slos,
             listener=heard,
             served_confirmation=served,
             soak_s=options.soak,
@@ -138,9 +143,9 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
         )
 
     stored = setup_of(
-        options, subject, goals, load, {"space": space.to_json(), "space_digest": space.digest, "mode": space.mode}, shared
+        options, subject, goal, load, {"space": space.to_json(), "space_digest": space.digest, "mode": space.mode}, shared
     )
-    return Prepared(options, subject, goals, setup, stored, bench)
+    return Prepared(options, subject, goal, setup, stored, bench)
 
 
 def dry_run(options: SearchOptions, listener: Listener) -> str:
@@ -177,13 +182,14 @@ SEEDED = 3
 def launch(options: SearchOptions, listener: Listener, named: Callable[[str], None] = lambda _: None) -> StudyRecord:
     """The whole loop of a new study. ``named`` hears its name as soon as it exists."""
     prepared = prepare(options, listener)
+    listener(Note(plan_text(plan(prepared.setup))))
     fetch_weights(prepared.subject.model, lambda text: listener(Note(text)))
     study = Study.create(
         options.storage,
         prepared.stored,
         prepared.setup.space,
         name=options.study,
-        maximize=[goal.direction is Direction.MAXIMIZE for goal in prepared.goals],
+        maximize=prepared.goal.direction is Direction.MAXIMIZE,
         data_dir=options.data_dir,
     )
     named(study.name)

@@ -11,7 +11,7 @@ from scipy.special import log_ndtr, ndtr
 from vopt.optimizer.surrogate import FEASIBILITY, VALUE, Floats, Ints, Surrogate, correlation, fit
 from vopt.search_spaces.space import Point, SearchSpace
 
-_HOPE, _COST = 1.0, 0.3  # prior mean of feasibility, coded +1 / -1: of the defaults, and what each changed argument takes off
+_HOPE, _COST = 1.0, 0.6  # prior mean of feasibility, coded +1 / -1: of the defaults, and what each changed argument takes off
 RADIUS = 3  # arguments that a proposal changes at once
 _STARTS = 3  # of the best known points, from which proposals depart
 _BEAM = 12
@@ -22,12 +22,12 @@ _WHOLE = 20_000  # spaces up to this size are looked at whole
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One measured point: ``merit`` is the log value, larger is better (``None``: not known), ``feasibility`` in [-1, 1]
-    is above 0 where it ran within every limit. ``optimistic``: the merit is only an upper bound."""
+    is above 0 where it ran within every limit. ``doubt`` multiplies the variance of its noise."""
 
     point: Point
     merit: float | None
     feasibility: float
-    optimistic: bool = False
+    doubt: float = 1.0
 
 
 class Model:
@@ -43,7 +43,7 @@ class Model:
         valued = ~np.isnan(self.merits)
         self.value: Surrogate | None = None
         if valued.any():
-            noise = np.array([25.0 if seen.optimistic else 1.0 for seen in observations])
+            noise = np.array([seen.doubt for seen in observations])
             centre = float(np.median(self.merits[valued & self.feasible])) if (valued & self.feasible).any() else None
             self.value = fit(tables, self.points[valued], self.merits[valued], VALUE, mean=centre, weights=noise[valued])
         codes = np.array([seen.feasibility for seen in observations])

@@ -35,20 +35,35 @@ class Load:
     soak: Materialised
 
 
-def find_goals(options: SearchOptions) -> tuple[Goal, ...]:
-    """The goals that were typed, limits included; the first decides where one has to."""
+def find_goal(options: SearchOptions) -> Goal:
+    """The goal that was typed, limits included.
+
+    Raises:
+        UsageError: no goal, a goal or limit that cannot be meant, or several goals. Throughput is measured in a closed loop,
+            latency and goodput at a rate below saturation: one load cannot show both. In a closed loop of C requests the mean
+            end-to-end time is C / (requests per second) (Little's law), and at a fixed rate throughput is that rate, so a
+            front over one load would be one point and its noise.
+    """
     if not options.goal:
         raise UsageError("no goal is given", hint="vopt search --goal throughput --model MODEL")
+    if len(options.goal) > 1:
+        raise UsageError(
+            f"--goal {' --goal '.join(options.goal)}: a search has one goal; throughput is measured in a closed loop and "
+            "latency at a rate below saturation, so one load cannot weigh them against each other",
+            hint=f"--goal {options.goal[0]}, with the other as a limit: {_as_a_limit(options.goal[0])}",
+        )
     try:
         limits: list[Limit] = [parse_limit(text) for text in options.limit]
-        return tuple(
-            built_in_goal(
-                name, metric=options.metric, limits=limits, min_success=options.min_success, guard=not options.no_guard
-            )
-            for name in options.goal
+        return built_in_goal(
+            options.goal[0], metric=options.metric, limits=limits, min_success=options.min_success, guard=not options.no_guard
         )
     except GoalError as error:
         raise UsageError(str(error), hint=error.hint) from None
+
+
+def _as_a_limit(goal: str) -> str:
+    """How to keep the other side of a trade in bounds."""
+    return "--limit 'p95_tpot_s<=1.05*baseline'" if goal == "throughput" else "--limit 'tokens_per_s>=0.98*baseline'"
 
 
 def find_load(
@@ -154,7 +169,7 @@ def concurrency_of(text: str | None) -> int | None:
 def setup_of(
     options: SearchOptions,
     subject: Subject,
-    goals: tuple[Goal, ...],
+    goal: Goal,
     load: Load,
     space: Mapping[str, Any],
     shared: tuple[str, ...] = (),
@@ -171,8 +186,7 @@ def setup_of(
         "engine": options.engine if not subject.machine.simulated else "simulated",
         "simulated": subject.machine.simulated,
         "dummy_weights": subject.dummy_weights,
-        "goal": goals[0].to_json(),
-        "goals": [goal.to_json() for goal in goals],
+        "goal": goal.to_json(),
         "workload": load.workload.to_json() if not load.workload.recorded else {"name": load.workload.name},
         "workload_digest": load.workload.digest,
         "fixed": subject.fixed.to_json(),

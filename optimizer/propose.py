@@ -6,24 +6,23 @@ Order: baseline (repaired if it must be), pinned configurations, seeds, proposal
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from vopt.objectives.confidence import looks
+from vopt.objectives.records import LoadStatus
 from vopt.optimizer import schedule
 from vopt.optimizer.history import Arm, Stage
-from vopt.optimizer.judge import Judged, of_stage
-from vopt.optimizer.lite import lite_config
+from vopt.optimizer.judge import ARTEFACT, STOPPED_EARLY, Judged, of_stage
 from vopt.optimizer.moves import Observation
-from vopt.optimizer.setup import REPAIRS, SHORT_SEARCH, SearchSetup
-from vopt.optimizer.trial import EngineConfig, FailureKind
-from vopt.search_spaces.space import Point, SearchSpace
+from vopt.optimizer.progress import SCREENED, Arms, Progress, candidates
+from vopt.optimizer.setup import SHORT_SEARCH, SearchSetup
+from vopt.optimizer.trial import EngineConfig
+from vopt.optimizer.verdict import provisional_winner, settled
+from vopt.search_spaces.space import Point
 
+MOST_LOST = 0.2  # share of failed requests beyond which a rate says nothing of the arguments
 SEEDS = 4  # of the space's seeds that are measured before the model proposes
-SCREENED = 3  # configurations that get a second start
-_CONFIRMATION_TRIES = 2  # finalists that may be tried when one fails in its confirmation
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,94 +54,6 @@ class Finish:
 Step = Run | Sample | Finish
 
 
-@dataclass(frozen=True)
-class Progress:
-    """A search so far: every judged start in order, and what the loop alone knows."""
-
-    setup: SearchSetup
-    history: tuple[Judged, ...]
-    exhausted: bool = False
-    given_up: frozenset[EngineConfig] = frozenset()
-
-    @cached_property
-    def charged(self) -> tuple[Judged, ...]:
-        """Starts that say something about their configuration."""
-        return tuple(judged for judged in self.history if judged.charged)
-
-    @cached_property
-    def searched(self) -> tuple[Judged, ...]:
-        return tuple(of_stage(self.charged, Stage.SEARCH))
-
-    @cached_property
-    def attempts(self) -> tuple[EngineConfig, ...]:
-        """The baseline as given, then each repair of it, the last one being the baseline in use (or to try)."""
-        tried = [self.setup.baseline]
-        while len(tried) <= REPAIRS:
-            last = self._first(tried[-1])
-            if last is None or last.record.failure is None:
-                break
-            repaired = repair(self.setup, tried[-1], last)
-            if repaired is None or repaired in tried:
-                break
-            tried.append(repaired)
-        return tuple(tried)
-
-    @cached_property
-    def arms(self) -> Arms | None:
-        """The confirmation in course; finding its lite fits the model, so once for each state of the search."""
-        return _arms(self)
-
-    @property
-    def baseline_config(self) -> EngineConfig:
-        return self.attempts[-1]
-
-    @cached_property
-    def baseline(self) -> Judged | None:
-        """Trial 0, or the repaired one; ``None`` until one came up."""
-        start = self._first(self.baseline_config)
-        return start if start is not None and start.record.failure is None else None
-
-    @cached_property
-    def effective(self) -> SearchSetup:
-        """The setup with what a repair had to change outside the space: every configuration carries it."""
-        repaired = self.baseline_config
-        changed = {
-            name: value
-            for name, value in repaired.items()
-            if self.setup.baseline.get(name) != value and name not in self.setup.space.names
-        }
-        return replace(self.setup, fixed=self.setup.fixed | changed) if changed else self.setup
-
-    @cached_property
-    def space(self) -> SearchSpace:
-        """The space without what failed so far: hungrier points than one that ran out of memory, values that never work.
-        Its domain stays that of the study."""
-        space, default = self.setup.space, self.setup.space.default_point()
-        learned = space.learned
-        for judged in self.searched:
-            point, failure = self.effective.point(judged.record.config), judged.record.failure
-            if point is None:
-                continue
-            if failure is None:
-                learned = learned.succeeded(point, default)
-            else:
-                learned = learned.failed(point, default, kind=str(failure.kind), detail=failure.detail, hint=failure.hint)
-        return replace(space, learned=learned)
-
-    @cached_property
-    def seen(self) -> frozenset[EngineConfig]:
-        return frozenset(judged.record.config for judged in self.charged) | self.given_up
-
-    def _first(self, config: EngineConfig) -> Judged | None:
-        return next((judged for judged in self.searched if judged.record.config == config), None)
-
-    def starts_of(self, config: EngineConfig, *stages: Stage) -> list[Judged]:
-        return [judged for judged in of_stage(self.charged, *stages) if judged.record.config == config]
-
-    def labelled(self, label: str) -> Judged | None:
-        return next((judged for judged in reversed(self.charged) if judged.record.label == label), None)
-
-
 def next_step(progress: Progress) -> Step:
     """The next engine start, or the end."""
     for stage in (_baseline, _midway, _search, _drift, _screening, _confirmation, _soak, _explain):
@@ -154,7 +65,7 @@ def next_step(progress: Progress) -> Step:
 
 def _baseline(progress: Progress) -> Step | None:
     config = progress.baseline_config
-    tried = progress._first(config)
+    tried = progress.first(config)
     if tried is None:
         repairs = len(progress.attempts) - 1
         reason = "baseline" if not repairs else f"repaired baseline: {_difference(progress.attempts[-2], config)}"
@@ -245,8 +156,26 @@ def observations(progress: Progress) -> list[Observation]:
             continue
         worst = max(judged.violations.values(), default=-1.0)
         code = 1.0 if judged.feasible else -min(1.0, max(0.3, 10 * worst))
-        seen.append(Observation(point, judged.merit if judged.feasible else None, code, judged.kind == "stopped_early"))
+        doubt = _doubt(judged)
+        seen.append(Observation(point, judged.merit if doubt is not None else None, code, doubt or 1.0))
     return seen
+
+
+def _doubt(judged: Judged) -> float | None:
+    """By how much the variance of a value's noise is larger than that of a start within the limits; ``None``: no value.
+
+    A start that broke a limit on latency still shows what its arguments do to the goal's metric. One that failed a share f of
+    its requests shows it to about f, in whichever direction.
+    """
+    if judged.kind == STOPPED_EARLY:
+        return 25.0
+    if judged.feasible:
+        return 1.0
+    metrics = judged.record.metrics
+    if judged.merit is None or metrics is None or judged.record.status not in (LoadStatus.COMPLETE, LoadStatus.UNSTEADY):
+        return None
+    lost = metrics.failed / max(1, metrics.failed + metrics.succeeded)
+    return 1.0 + (lost / 0.01) ** 2 if lost < MOST_LOST and ARTEFACT not in judged.record.flags else None
 
 
 def out_of_patience(progress: Progress) -> bool:
@@ -261,68 +190,6 @@ def out_of_patience(progress: Progress) -> bool:
             since = since if best is not None and merit <= best + noise else 0
             best = merit
     return since >= patience
-
-
-def repair(setup: SearchSetup, config: EngineConfig, failed: Judged) -> EngineConfig | None:
-    """The smallest change of a configuration that its failure names: the engine's own hint first, then the rules of the
-    space, then the step that a kind of failure asks for. ``None`` when nothing is known to help."""
-    failure = failed.record.failure
-    if failure is None:
-        return None
-    changes = {name: value for name, bound in failure.hint.items() if (value := _within(bound)) is not None}
-    if changes:
-        return config | {name: _on_grid(setup, name, value, failure.hint[name]) for name, value in changes.items()}
-    point = setup.point(config)
-    if point is not None and setup.space.violations(point):
-        mended, _ = setup.space.repair(point)
-        return setup.config(mended) if not setup.space.violations(mended) else None
-    return _one_step(setup, config, failure.kind, failed.record.resolved)
-
-
-def _within(bound: Mapping[str, Any]) -> Any:
-    for key in ("equals", "at_most", "at_least"):
-        if key in bound:
-            return bound[key]
-    return None
-
-
-def _on_grid(setup: SearchSetup, name: str, value: Any, bound: Mapping[str, Any]) -> Any:
-    """The value of the domain nearest to the bound from the allowed side; the bound itself outside the space."""
-    if name not in setup.space.names:
-        return value
-    domain = setup.space[name].values
-    if "at_most" in bound:
-        return max((member for member in domain if isinstance(member, int | float) and member <= value), default=value)
-    if "at_least" in bound:
-        return min((member for member in domain if isinstance(member, int | float) and member >= value), default=value)
-    return value
-
-
-# Which argument a failure is mended by when the engine gives no figure, and in which direction its value moves.
-_STEPS: Mapping[FailureKind, tuple[tuple[str, int], ...]] = {
-    FailureKind.OOM_START: (("gpu_memory_utilization", -1), ("max_num_batched_tokens", -1), ("max_num_seqs", -1)),
-    FailureKind.OOM_LOAD: (("gpu_memory_utilization", -1), ("max_num_seqs", -1), ("max_num_batched_tokens", -1)),
-    FailureKind.GRAPH_CAPTURE: (("max_num_seqs", -1), ("gpu_memory_utilization", -1)),
-    FailureKind.MAMBA_BLOCKS: (("max_num_seqs", -1),),
-    FailureKind.KV_TOO_SMALL: (("gpu_memory_utilization", 1), ("max_num_seqs", -1)),
-}
-
-
-def _one_step(setup: SearchSetup, config: EngineConfig, kind: FailureKind, resolved: Mapping[str, Any]) -> EngineConfig | None:
-    for name, direction in _STEPS.get(kind, ()):
-        current = config.get(name, resolved.get(name))
-        if name in setup.space.names:
-            parameter = setup.space[name]
-            current = parameter.default if current is None else current
-            numbers = [member for member in parameter.values if isinstance(member, int | float)]
-            beyond = [member for member in numbers if isinstance(current, int | float) and (member - current) * direction > 0]
-            if beyond:
-                return config | {name: max(beyond) if direction < 0 else min(beyond)}
-        elif isinstance(current, int) and current > 1 and direction < 0:
-            return config | {name: current // 2}
-        elif isinstance(current, float) and 0 < current <= 1:
-            return config | {name: round(min(0.97, current + 0.03 * direction), 2)}
-    return None
 
 
 def _difference(before: EngineConfig, after: EngineConfig) -> str:
@@ -356,19 +223,6 @@ def _drift(progress: Progress) -> Step | None:
     return Run(progress.baseline_config, Stage.DRIFT, "the baseline again: has the machine changed?", "drift")
 
 
-def candidates(progress: Progress) -> list[Judged]:
-    """Configurations that may be the finalist, best first by their first start: not the baseline, steady unless nothing is,
-    and not clearly worse than the baseline."""
-    baseline = progress.baseline
-    mine = [judged for judged in progress.searched if judged.may_win and judged.record.config not in progress.attempts]
-    steady = [judged for judged in mine if judged.record.status is not None and judged.record.status.value == "complete"]
-    mine = steady or mine
-    if baseline is not None and baseline.feasible and baseline.merit is not None:
-        floor = baseline.merit - 3 * progress.setup.restart_noise
-        mine = [judged for judged in mine if judged.merit is not None and judged.merit >= floor]
-    return sorted(mine, key=lambda judged: -(judged.merit or 0.0))
-
-
 def _screening(progress: Progress) -> Step | None:
     budget = progress.setup.budget
     if of_stage(progress.history, Stage.CONFIRMATION, Stage.SOAK, Stage.EXPLAIN):
@@ -382,54 +236,9 @@ def _screening(progress: Progress) -> Step | None:
     return None
 
 
-def finalists(progress: Progress) -> list[EngineConfig]:
-    """Screened configurations, best first by the mean log value of their starts; those that failed or broke a limit in
-    their second start are out."""
-    budget = progress.setup.budget
-    ranked = []
-    for judged in candidates(progress)[: max(1, min(SCREENED, budget.screening))]:
-        starts = progress.starts_of(judged.record.config, Stage.SEARCH, Stage.SCREENING)
-        if all(start.may_win for start in starts):
-            merits = [start.merit for start in starts if start.merit is not None]
-            ranked.append((sum(merits) / len(merits), judged.record.config))
-    return [config for _, config in sorted(ranked, key=lambda pair: -pair[0])]
-
-
-@dataclass(frozen=True, slots=True)
-class Arms:
-    """The arms of one confirmation. ``lite`` is ``None`` where it would equal the finalist or the baseline."""
-
-    finalist: EngineConfig
-    lite: EngineConfig | None
-    attempt: int
-
-    def label(self, round_: int, arm: Arm) -> str:
-        again = f"-{self.attempt}" if self.attempt > 1 and arm is not Arm.BASELINE else ""
-        return f"confirm-{round_}-{arm}{again}"
-
-
-def arms(progress: Progress) -> Arms | None:
-    """The confirmation in course: the first finalist whose confirmation has not failed; ``None`` when there is none."""
-    return progress.arms
-
-
-def _arms(progress: Progress) -> Arms | None:
-    failed: list[EngineConfig] = []
-    for attempt, finalist in enumerate(finalists(progress)[:_CONFIRMATION_TRIES], start=1):
-        lite = lite_config(progress.effective, finalist, progress.baseline_config, progress.searched)
-        tried = Arms(finalist, None if lite in failed else lite, attempt)
-        starts = [progress.labelled(tried.label(n, Arm.FINALIST)) for n in range(1, progress.setup.budget.rounds + 1)]
-        if not any(start is not None and start.record.failure is not None for start in starts):
-            return tried
-        failed.append(finalist)
-    return None
-
-
 def _confirmation(progress: Progress) -> Step | None:
-    from vopt.optimizer.verdict import settled
-
     rounds = progress.setup.budget.rounds
-    tried = arms(progress) if rounds else None
+    tried = progress.arms if rounds else None
     if tried is None:
         return None
     for round_ in range(1, rounds + 1):
@@ -456,8 +265,6 @@ def _dead(progress: Progress, tried: Arms, arm: Arm, label: str) -> bool:
 
 
 def _soak(progress: Progress) -> Step | None:
-    from vopt.optimizer.verdict import provisional_winner
-
     if not progress.setup.budget.soak_s or of_stage(progress.charged, Stage.SOAK) or _tries(progress, "soak") >= 2:
         return None
     winner = provisional_winner(progress)
@@ -479,8 +286,6 @@ def explain_label(name: str, start: int) -> str:
 
 def _explain(progress: Progress) -> Step | None:
     """Each override of the winner left out, one at a time, for those who want to pay for it."""
-    from vopt.optimizer.verdict import provisional_winner
-
     winner = provisional_winner(progress) if progress.setup.explain else None
     if winner is None:
         return None
@@ -490,6 +295,12 @@ def _explain(progress: Progress) -> Step | None:
             if not _tries(progress, label):
                 return Run(winner.without(name), Stage.EXPLAIN, f"explain: the winner without {name}", label)
     return None
+
+
+def explain_starts(progress: Progress) -> int:
+    """How many engine starts explaining the winner takes in all."""
+    winner = provisional_winner(progress)
+    return EXPLAIN_STARTS * len(dropped_one_by_one(progress, winner)) if winner is not None else 0
 
 
 def dropped_one_by_one(progress: Progress, winner: EngineConfig) -> Sequence[str]:

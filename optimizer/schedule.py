@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from vopt.optimizer.errors import UsageError
 from vopt.optimizer.history import Stage, TrialRecord
 from vopt.optimizer.setup import SearchSetup, Timing
 from vopt.optimizer.trial import Phase, StartClass
@@ -112,9 +114,29 @@ def plan(setup: SearchSetup, records: Sequence[TrialRecord] = ()) -> Plan:
     ]
     if budget.soak_s:
         phases.append(PlannedPhase("soak", 1, timing.known_key_start_s + budget.soak_s + timing.stop_s))
-    if len(setup.goals) > 1:
-        notes.append("several goals: the front is measured in the search; the knee alone is confirmed")
+    if setup.explain:
+        notes.append(f"--explain adds two starts for each flag that is kept, {2 * repeat / 60:.1f} min a flag")
     return Plan(tuple(phase for phase in phases if phase.starts), tuple(notes))
+
+
+def check_budget(setup: SearchSetup) -> None:
+    """``UsageError`` for a budget in which nothing beside the baseline could be measured and confirmed."""
+    budget, timing = setup.budget, setup.timing
+    if budget.searched < 2:
+        raise UsageError(
+            f"--trials {budget.trials} leaves the baseline alone: there would be nothing to compare it with",
+            hint="--trials 2 or more; 8 to 16 find most of what is there",
+        )
+    if budget.time_s is None:
+        return
+    first = timing.first_start_s + timing.load_s + timing.stop_s
+    kept, one = reserve_s(setup, timing, screening=False), trial_s(timing, known_key=False)
+    if first + one + kept > budget.time_s:
+        raise UsageError(
+            f"--time-budget of {budget.time_s / 60:.0f} min: the baseline ({first / 60:.0f} min), one other configuration "
+            f"({one / 60:.0f} min), and confirmation and soak ({kept / 60:.0f} min) are expected to take longer",
+            hint=f"--time-budget {math.ceil((first + one + kept) / 60)}m or more, or lower --rounds or --soak",
+        )
 
 
 def plan_text(plan: Plan) -> str:

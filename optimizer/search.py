@@ -16,13 +16,14 @@ from vopt.optimizer.events import Listener, Note, StageBegan, TrialBegan, TrialE
 from vopt.optimizer.history import SAMPLED_STAGES, FailureSummary, Pending, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.judge import Judged, judge, told_value
 from vopt.optimizer.moves import propose
+from vopt.optimizer.progress import Progress
 from vopt.optimizer.propose import (
     Finish,
-    Progress,
     Run,
     Sample,
     allowed,
     compile_key,
+    explain_starts,
     next_step,
     observations,
 )
@@ -234,7 +235,11 @@ class _Loop:
         self.stage = run.stage
         planned = {phase.stage: phase for phase in schedule.plan(self.setup, [judged.record for judged in self.history]).phases}
         phase = planned.get(str(run.stage))
-        self.listener(StageBegan(str(run.stage), phase.starts if phase else 1, phase.expected_s if phase else None))
+        starts, expected = (phase.starts, phase.expected_s) if phase else (1, None)
+        if run.stage is Stage.EXPLAIN:  # known now that the winner is: the plan could not tell
+            starts = explain_starts(progress)
+            expected = starts * self._expected_s(progress, run)
+        self.listener(StageBegan(str(run.stage), starts, expected))
 
     def _expected_s(self, progress: Progress, run: Run) -> float:
         timing = schedule.learned(self.setup.timing, [judged.record for judged in self.history])

@@ -97,13 +97,7 @@ class SearchSetup:
     restart_noise: float = 0.01
     drift_check: bool = False
     no_serve: bool = False
-    more_goals: tuple[Goal, ...] = ()
     notes: tuple[str, ...] = ()
-
-    @property
-    def goals(self) -> tuple[Goal, ...]:
-        """All goals; the first is the one that proposals follow when there is only one."""
-        return (self.goal, *self.more_goals)
 
     @property
     def drift_starts(self) -> int:

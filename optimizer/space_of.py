@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from vopt.optimizer.check import check_command as check
 from vopt.optimizer.check import objection_of, render_check
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.engine.arguments import VllmJudge
+from vopt.optimizer.engine.floor import Floor, floor
 from vopt.optimizer.engine.roofline import estimate
 from vopt.optimizer.engine.simulated import MODELLED
 from vopt.optimizer.environment import find_model
@@ -37,6 +38,7 @@ from vopt.search_spaces.parameter import Inactive
 from vopt.search_spaces.parse import SpaceFile, SpaceFileError, bare_mode_config, base_declarations, parse_space
 from vopt.search_spaces.retired import valueless_flags
 from vopt.search_spaces.space import SearchSpace
+from vopt.search_spaces.speculation import SUFFIX_TOKENS, tokens
 
 LONGEST_PATH = 4096
 
@@ -163,8 +165,21 @@ def ranking(subject: Subject, workload: Workload, concurrency: int | None) -> Ca
     return rank
 
 
+def floor_of(subject: Subject, workload: Workload, space: SearchSpace, lossy: Sequence[str]) -> Floor | None:
+    """The physical floor of this search; ``None`` where the device or the model's shape is not known, or weights may be
+    quantized further than they are."""
+    shape, hardware = subject.shape, subject.machine.hardware
+    if shape is None or hardware is None or any("quantization" in name for name in lossy):
+        return None
+    drafted = max((tokens(value) for value in space["speculation"].values), default=0) if "speculation" in space else 0
+    stated = (subject.fixed | subject.baseline).get("speculative_config")
+    if isinstance(stated, Mapping):
+        drafted = max(drafted, int(stated.get("num_speculative_tokens") or SUFFIX_TOKENS))
+    return floor(shape, hardware, subject.machine.count, workload.request_lengths(), 1 + drafted)
+
+
 def search_setup(
-    options: SearchOptions, subject: Subject, goals: tuple[Goal, ...], space: SearchSpace, sampler: str, asked: Asked
+    options: SearchOptions, subject: Subject, goal: Goal, space: SearchSpace, sampler: str, asked: Asked
 ) -> SearchSetup:
     """What the loop is given. With the user's own command as the baseline, the bare defaults are measured next; then the
     bare mode. What the command says outside the space stays in every trial."""
@@ -176,7 +191,7 @@ def search_setup(
     window_s = asked.window_s or 60.0
     timing = Timing() if subject.machine.gpu is not None else Timing(60.0, 40.0, 30.0)
     return SearchSetup(
-        goal=goals[0],
+        goal=goal,
         space=space,
         budget=Budget(options.trials, options.rounds, options.time_budget, options.soak),
         baseline=subject.baseline,
@@ -191,7 +206,6 @@ def search_setup(
         early_end=not asked.open_loop,
         explain=options.explain,
         deadline_s=asked.deadline_s,
-        more_goals=goals[1:],
         no_serve=options.no_serve,
     )
 

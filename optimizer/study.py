@@ -7,7 +7,6 @@ conditions. Everything a start leaves is written to ``<directory>/<label>/result
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,54 +23,15 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from vopt.optimizer import samplers
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
-from vopt.optimizer.history import FORMAT_VERSION, SAMPLED_STAGES, Arm, Pending, Stage, StudyRecord, TrialRecord, TrialRequest
+from vopt.optimizer.history import FORMAT_VERSION, SAMPLED_STAGES, Pending, StudyRecord, TrialRecord, TrialRequest
 from vopt.optimizer.locks import lock_study
 from vopt.optimizer.recommend import Recommendation
+from vopt.optimizer.results import fitted, read_result, request_json, request_of, shown, write_result
 from vopt.optimizer.storage import sqlite_file, storage_for, study_directory
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.space import Point, SearchSpace
 
-MOST_RECORD_BYTES = 60_000  # a MySQL TEXT column holds 64 KiB
-RESULT = "result.json"
-SHOWN_METRICS = ("success_rate",)  # each attribute is a transaction; the dashboard adds the rest to its copy
-"""Metrics that are attributes of their own, for sorting in a dashboard; each costs a transaction. All are in ``record``."""
 _T = TypeVar("_T")
-
-
-def write_result(directory: Path, record: TrialRecord) -> None:
-    """Write a start's result so that it is either whole or absent after a power cut."""
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    aside = directory / (RESULT + ".part")
-    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        json.dump(record.to_json(), file)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(directory / RESULT)
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def read_result(directory: Path) -> TrialRecord | None:
-    """The result of a start; ``None`` when it is absent or damaged (then the start is simply made again)."""
-    try:
-        return TrialRecord.from_json(json.loads((directory / RESULT).read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def fitted(record: TrialRecord) -> dict[str, Any]:
-    """The record as JSON within ``MOST_RECORD_BYTES``: what is long and also on disk goes first."""
-    data = record.to_json()
-    for field, shorter in (("token_curve", []), ("resolved", {}), ("start_parts_s", {}), ("environment", {}), ("argv", [])):
-        if len(json.dumps(data)) <= MOST_RECORD_BYTES:
-            return data
-        if field == "token_curve" and data["failure"]:
-            data["failure"]["log_tail"] = [line[:500] for line in data["failure"]["log_tail"][-20:]]
-        data[field] = shorter
-    return data
 
 
 class Study:
@@ -91,7 +51,7 @@ class Study:
         space: SearchSpace,
         *,
         name: str | None = None,
-        maximize: bool | Sequence[bool] = True,
+        maximize: bool = True,
         data_dir: Path | None = None,
         retry_s: float = 180.0,
         timeout_s: float = 60.0,
@@ -101,11 +61,10 @@ class Study:
         previous = os.umask(0o077)
         try:
             storage = storage_for(url, create=True, timeout_s=timeout_s, durable=not setup.get("simulated"))
-            directions = [maximize] if isinstance(maximize, bool) else list(maximize)
             called = name or next_name(storage, setup)
             try:
                 study = optuna.create_study(
-                    storage=storage, study_name=called, directions=["maximize" if up else "minimize" for up in directions]
+                    storage=storage, study_name=called, direction="maximize" if maximize else "minimize"
                 )
             except optuna.exceptions.DuplicatedStudyError:
                 raise UsageError(
@@ -165,7 +124,7 @@ class Study:
 
     def begin(self, request: TrialRequest, point: Point | None) -> None:
         """Record that a start begins. ``point`` is where the sampler sees it (search and screening only)."""
-        attributes = {"request": _request_json(request), "order": self._next_order()}
+        attributes = {"request": request_json(request), "order": self._next_order()}
         if request.stage not in SAMPLED_STAGES:
             self._patiently(lambda: self._study.set_user_attr(f"start:{request.label}", {"state": "running", **attributes}))
             return
@@ -195,7 +154,7 @@ class Study:
         if frozen.state.is_finished():
             return
         trial = Trial(self._study, frozen._trial_id)
-        attributes: dict[str, Any] = {"record": fitted(record), **_shown(record)}
+        attributes: dict[str, Any] = {"record": fitted(record), **shown(record)}
         for key, value in attributes.items():
             self._patiently(partial(trial.set_user_attr, key, value))
         if not charged:
@@ -215,7 +174,7 @@ class Study:
         return tuple(
             Pending(request, read_result(self.directory / request.label), number)
             for data, number in found
-            for request in [_request(data)]
+            for request in [request_of(data)]
         )
 
     def abandon(self, pending: Pending, why: str) -> None:
@@ -234,7 +193,7 @@ class Study:
         """The configurations of abandoned starts that the search died with, one entry for each death."""
         trials = [trial.user_attrs["request"] for trial in self._trials() if trial.user_attrs.get("abandoned") == "died"]
         sides = [start["request"] for start in _side_starts(self._study) if start.get("why") == "died"]
-        return [_request(data).config for data in (*trials, *sides)]
+        return [request_of(data).config for data in (*trials, *sides)]
 
     def suggest(
         self,
@@ -361,39 +320,6 @@ def _finished(study: optuna.Study) -> list[tuple[int, TrialRecord]]:
 
 def _side_starts(study: optuna.Study) -> list[dict[str, Any]]:
     return [value for key, value in study.user_attrs.items() if key.startswith("start:")]
-
-
-def _request_json(request: TrialRequest) -> dict[str, Any]:
-    return {
-        "label": request.label,
-        "config": request.config.to_json(),
-        "stage": str(request.stage),
-        "arm": str(request.arm) if request.arm else None,
-        "attempt": request.attempt,
-        "incumbent_curve": [round(value, 1) for value in request.incumbent_curve] if request.incumbent_curve else None,
-    }
-
-
-def _request(data: Mapping[str, Any]) -> TrialRequest:
-    curve = data["incumbent_curve"]
-    return TrialRequest(
-        label=data["label"],
-        config=EngineConfig(data["config"]),
-        stage=Stage(data["stage"]),
-        arm=Arm(data["arm"]) if data["arm"] else None,
-        attempt=data["attempt"],
-        incumbent_curve=tuple(curve) if curve else None,
-    )
-
-
-def _shown(record: TrialRecord) -> dict[str, Any]:
-    """What people sort by in a dashboard: a few flat figures beside the record (each attribute is a transaction)."""
-    flat: dict[str, Any] = {"status": str(record.status) if record.status else "failed"}
-    if record.failure:
-        flat["failure"] = f"{record.failure.kind}: {record.failure.detail}"[:500]
-    if record.metrics:
-        flat |= {name: value for name, value in record.metrics.values.items() if name in SHOWN_METRICS}
-    return flat
 
 
 @contextmanager

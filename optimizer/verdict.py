@@ -21,7 +21,7 @@ from vopt.objectives.metrics import Metrics
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.history import Arm, Stage, TrialRecord
 from vopt.optimizer.judge import ARTEFACT, Judged, broken_limits, of_stage
-from vopt.optimizer.propose import Arms, Progress, arms, finalists
+from vopt.optimizer.progress import Arms, Progress, finalists
 from vopt.optimizer.recommend import Gain, SuccessBound
 from vopt.optimizer.trial import EngineConfig
 
@@ -77,7 +77,7 @@ def mean_metrics(records: Sequence[TrialRecord]) -> Metrics | None:
 
 def confirmation(progress: Progress, up_to: int | None = None) -> Confirmation | None:
     """The confirmation in course up to a round (default: all rounds begun); ``None`` before its first start."""
-    tried = arms(progress) if progress.setup.budget.rounds else None
+    tried = progress.arms if progress.setup.budget.rounds else None
     if tried is None or not of_stage(progress.charged, Stage.CONFIRMATION):
         return None
     rounds = up_to or progress.setup.budget.rounds

@@ -1,10 +1,10 @@
-"""Does the verdict keep its promises? Whole studies through the real code, many per cell.
+"""Does the verdict keep its promises? Simulated starts through the real confirmation and verdict, many studies per cell.
 
-    python tests/benchmarks/calibration.py [--studies 400] [--json]
+    python tests/benchmarks/calibration.py [--studies 400] [--rounds 3] [--json]
 
 Cells: restart noise of 0.3, 1 and 2.5 % and a bimodal family (15 % of starts 6 % slow at 1 % noise), each without any gain
-over the baseline and with a true gain of 5 %. Printed: the share of "better", the bias of the printed gain where a gain was
-claimed or denied, and the median smallest visible gain.
+over the baseline and with a true gain of 5 %. Printed: the share of "better", the bias of the printed gain over all studies,
+the median smallest visible gain, and the rounds taken.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
@@ -22,11 +22,16 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from landscapes import Landscape, MemoryStudy, Truth, parameter, space
+from landscapes import Landscape, PlainSpace, Truth, parameter, record, space
 
-from vopt.optimizer.recommend import Verdict
-from vopt.optimizer.search import search
+from vopt.optimizer.answer import recommend
+from vopt.optimizer.history import Arm, Stage, TrialRequest
+from vopt.optimizer.judge import Judged, judge
+from vopt.optimizer.progress import Progress
+from vopt.optimizer.propose import Finish, Run, Sample, next_step
+from vopt.optimizer.recommend import Recommendation, Verdict
 from vopt.optimizer.setup import Budget, SearchSetup
+from vopt.optimizer.trial import EngineConfig
 
 Noise = Callable[[np.random.Generator], float]
 
@@ -42,20 +47,23 @@ def bimodal(rng: np.random.Generator) -> float:
 NOISES: dict[str, Noise] = {"0.3 %": normal(0.003), "1 %": normal(0.01), "2.5 %": normal(0.025), "bimodal": bimodal}
 
 
-def flat(gain: float) -> Landscape:
-    """Three knobs of which one value of one knob gains ``gain``; nothing else changes anything."""
-    made = space(
+BASELINE = EngineConfig()
+FINALIST = EngineConfig({"max_num_seqs": 512, "max_num_batched_tokens": 8192})
+"""The second override resolves to the default, so the confirmation has its third arm."""
+
+
+def space_of_two() -> PlainSpace:
+    """Two knobs; the second value of the first is what the finalist changes."""
+    return space(
         parameter("max_num_seqs", (128, 256, 512, 1024), 256),
         parameter("max_num_batched_tokens", (4096, 8192, 16384), 8192),
-        parameter("performance_mode", ("balanced", "throughput"), "balanced", ordered=False),
-        seeds=({"max_num_seqs": 512}, {"performance_mode": "throughput"}),
     )
-    return Landscape(f"flat {gain:.0%}", made, lambda point: Truth(10_000 * (1 + gain * (point["max_num_seqs"] == 512))))
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """``better`` is the share of studies that said so; ``bias`` the mean of log(printed gain) minus the truth of the arm."""
+    """``better`` is the share of studies that said so; ``bias`` the mean of log(printed gain) minus the true gain over all
+    studies, whatever their verdict; ``rounds`` the mean number of confirmation rounds."""
 
     noise: str
     gain: float
@@ -63,39 +71,70 @@ class Cell:
     better: float
     bias: float | None
     visible: float | None
+    rounds: float
 
 
-def cell(name: str, gain: float, studies: int, *, trials: int = 8, rounds: int = 3) -> Cell:
-    landscape = flat(gain)
-    won, biases, visible = 0, [], []
+def study(noise: Noise, gain: float, rng: np.random.Generator, rounds: int) -> tuple[Recommendation, int]:
+    """The confirmation of one finalist through the real steps and the real verdict: the answer and how many rounds it took.
+
+    Baseline and finalist have one start each before it, as after a search: the data that chose the finalist decide nothing,
+    so how it was chosen needs no simulation.
+    """
+    landscape = Landscape("two", space_of_two(), lambda point: Truth(10_000 * (1 + gain * (point["max_num_seqs"] == 512))))
+    budget = Budget(trials=3, rounds=rounds, time_s=None, soak_s=0)
+    setup = SearchSetup(goal=landscape.goal, space=landscape.space, budget=budget, early_end=False)
+
+    def start(run: Run, label: str) -> Judged:
+        point = landscape.space.default_point() | dict(run.config)
+        shown = TrialRequest(label, EngineConfig(landscape.space.config(point)), run.stage, run.arm)
+        made = record(landscape, shown, rng, noise(rng))
+        return judge(replace(made, config=run.config), setup.goal, None)
+
+    first = [start(Run(config, Stage.SEARCH, ""), str(n)) for n, config in enumerate((BASELINE, FINALIST))]
+    # The finalist's first start stands for the one that made it a finalist: never so low that it would not be confirmed.
+    lifted = max(first[1].merit or 0.0, first[0].merit or 0.0)
+    progress = Progress(setup, (first[0], replace(first[1], merit=lifted)), exhausted=True)
+    while True:
+        match next_step(progress):
+            case Run() as run:
+                progress = Progress(setup, (*progress.history, start(run, run.label)), exhausted=True)
+            case Finish() as finish:
+                starts = [judged for judged in progress.history if judged.record.arm is Arm.BASELINE]
+                return recommend(progress, finish), len(starts)
+            case Sample():
+                raise AssertionError("the search is over before its confirmation")
+
+
+def cell(name: str, gain: float, studies: int, *, rounds: int = 3) -> Cell:
+    """One cell of the table; ``gain`` is a share (0.05: the finalist is 5 % faster)."""
+    won, biases, visible, taken = 0, [], [], []
     for seed in range(studies):
-        budget = Budget(trials=trials, rounds=rounds, time_s=None, soak_s=0)
-        setup = SearchSetup(goal=landscape.goal, space=landscape.space, budget=budget, seed=seed, early_end=False)
-        answer = search(setup, MemoryStudy(), landscape.evaluator(seed, NOISES[name]), lambda event: None)
+        answer, used = study(NOISES[name], gain, np.random.default_rng([seed, round(1000 * gain), len(name)]), rounds)
         won += answer.verdict is Verdict.BETTER
+        taken.append(used)
         if answer.gain is not None:
+            biases.append(math.log(answer.gain.ratio) - math.log1p(gain))
             if answer.gain.smallest_visible is not None:
                 visible.append(answer.gain.smallest_visible - 1)
-            if answer.winner_config is not None:
-                point = landscape.space.point_of(answer.winner_config)
-                biases.append(math.log(answer.gain.ratio) - (landscape.merit(point) - math.log(10_000)))
-    return Cell(name, gain, studies, won / studies, fmean(biases) if biases else None, median(visible) if visible else None)
+    bias = fmean(biases) if biases else None
+    return Cell(name, gain, studies, won / studies, bias, median(visible) if visible else None, fmean(taken))
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--studies", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(list(arguments) if arguments is not None else None)
-    cells = [cell(name, gain, options.studies) for name in NOISES for gain in (0.0, 0.05)]
+    cells = [cell(name, gain, options.studies, rounds=options.rounds) for name in NOISES for gain in (0.0, 0.05)]
     if options.json:
         print(json.dumps({"format_version": 1, "cells": [asdict(c) for c in cells]}))
         return 0
-    print(f"{'noise':<9}{'true gain':>10}{'studies':>9}{'better':>9}{'bias':>8}{'visible':>9}")
+    print(f"{'noise':<9}{'true gain':>10}{'studies':>9}{'better':>9}{'bias':>8}{'visible':>9}{'rounds':>8}")
     for c in cells:
         bias = "-" if c.bias is None else f"{c.bias:+.2%}"
         visible = "-" if c.visible is None else f"{c.visible:.1%}"
-        print(f"{c.noise:<9}{c.gain:>10.0%}{c.studies:>9}{c.better:>9.1%}{bias:>8}{visible:>9}")
+        print(f"{c.noise:<9}{c.gain:>10.0%}{c.studies:>9}{c.better:>9.1%}{bias:>8}{visible:>9}{c.rounds:>8.2f}")
     return 0
 
 

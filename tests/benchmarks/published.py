@@ -7,19 +7,30 @@ of its requests shows 1.6 times its real rate. The noise is what four equal rows
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
+import sys
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import fmean, variance
+from statistics import fmean, median, variance
 from typing import Any
 
-from landscapes import LATENCY, THROUGHPUT, Landscape, Truth, parameter, space
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from landscapes import LATENCY, THROUGHPUT, Landscape, MemoryStudy, Truth, parameter, space
+
+from vopt.optimizer.recommend import Verdict
+from vopt.optimizer.search import search
+from vopt.optimizer.setup import Budget, Pinned, SearchSetup
+from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.space import Point
 
 ASSET = Path(__file__).resolve().parent.parent / "assets" / "published_trials.json"
 RESTART_NOISE = 0.0042
+POOLED_NOISE = 0.0086
+"""Four equal rows with the defaults (0.42 %) and three equal pairs in throughput mode (1.1 %) together."""
 _DEFAULTS: dict[str, Any] = {
     "performance_mode": "balanced",
     "max_num_seqs": 1024,
@@ -38,8 +49,13 @@ def rows() -> tuple[dict[str, Any], ...]:
 
 
 @cache
-def published_landscape(name: str) -> Landscape:
-    """``9b-throughput``, ``9b-latency``, ``35b-throughput`` or ``35b-latency``."""
+def published_landscape(name: str, reading: str = "classes", noise: float = RESTART_NOISE) -> Landscape:
+    """``9b-throughput``, ``9b-latency``, ``35b-throughput`` or ``35b-latency``, with starts that vary by ``noise``.
+
+    ``reading`` says what the rows of 9B throughput, the only page with several rows of one configuration, are taken for:
+    ``rows`` (each is the truth of its own arguments), ``classes`` (equal ones share their mean) or ``shrunk`` (and the means
+    are drawn together by the noise that is in them).
+    """
     mine = [row for row in rows() if row["landscape"] == name]
     latency = name.endswith("latency")
     names = [n for n in _DEFAULTS if any(n in row["config"] for row in mine)]
@@ -65,17 +81,15 @@ def published_landscape(name: str) -> Landscape:
     )
     mode = {"performance_mode": "interactivity" if latency else "throughput"}
     measured = key({**_DEFAULTS, **mode}) in table
-    landscape = Landscape(name, made, truth, LATENCY if latency else THROUGHPUT, mode if measured else {}, RESTART_NOISE)
-    if name == "9b-throughput":  # the only page with rows that are one configuration to the engine
-        return _merge_equal(landscape)
-    return landscape
+    landscape = Landscape(name, made, truth, LATENCY if latency else THROUGHPUT, mode if measured else {}, noise)
+    return _merge_equal(landscape, shrink=reading == "shrunk") if name == "9b-throughput" and reading != "rows" else landscape
 
 
-def _merge_equal(landscape: Landscape) -> Landscape:
+def _merge_equal(landscape: Landscape, *, shrink: bool) -> Landscape:
     """Rows that only differ in ``max_num_seqs`` of 512 or more are one configuration at 512 requests in flight, so they
-    share their mean, and their spread is noise (0.42 % over the four default rows, 1.1 % over three pairs in throughput mode).
-    The classes' means carry that noise too: they are drawn together by the share of their variance that it explains
-    (James and Stein) - all of it here. A row with another prefix cache or fewer sequences keeps its own value."""
+    share their mean. Their spread is noise: 0.42 % over the four default rows, 1.1 % over three pairs in throughput mode.
+    ``shrink``: the classes' means carry that noise too and are drawn together by the share of their variance that it explains
+    (James and Stein). A row with another prefix cache or fewer sequences keeps its own value."""
     classes: dict[str, list[Truth]] = {}
 
     def key(point: Point) -> str:
@@ -96,7 +110,7 @@ def _merge_equal(landscape: Landscape) -> Landscape:
     freedom = sum(len(logs[name]) - 1 for name in alike)
     noise = sum((value - means[name]) ** 2 for name in alike for value in logs[name]) / freedom
     centre, spread = fmean(means[name] for name in alike), variance([means[name] for name in alike])
-    real = max(0.0, 1 - noise * fmean(1 / len(logs[name]) for name in alike) / spread)
+    real = 1.0 if not shrink else max(0.0, 1 - noise * fmean(1 / len(logs[name]) for name in alike) / spread)
 
     def merged(point: Point) -> Truth:
         name = key(point)
@@ -104,3 +118,47 @@ def _merge_equal(landscape: Landscape) -> Landscape:
         return own if name not in alike else Truth(math.exp(centre + real * (means[name] - centre)), own.success)
 
     return Landscape(landscape.name, landscape.space, merged, landscape.goal, landscape.mode, landscape.noise)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Studies of one reading at one noise: how many said "better", and the median printed gain (a ratio; ``None``: no gain
+    was printed)."""
+
+    reading: str
+    noise: float
+    studies: int
+    better: int
+    gain: float | None
+
+
+def replay(name: str, reading: str, noise: float, studies: int) -> Replay:
+    """Whole searches of 16 starts and three confirmation rounds over a published page."""
+    landscape = published_landscape(name, reading, noise)
+    pinned = (Pinned(EngineConfig(landscape.mode), "the bare mode"),) if landscape.mode else ()
+    better, gains = 0, []
+    for seed in range(studies):
+        setup = SearchSetup(
+            landscape.goal, landscape.space, Budget(16, time_s=None, soak_s=0), pinned=pinned, seed=seed, early_end=False
+        )
+        answer = search(setup, MemoryStudy(), landscape.evaluator(seed), lambda event: None)
+        better += answer.verdict is Verdict.BETTER
+        gains += [answer.gain.ratio] if answer.gain is not None else []
+    return Replay(reading, noise, studies, better, median(gains) if gains else None)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--studies", type=int, default=20)
+    studies = parser.parse_args().studies
+    print(f"{'9B throughput':<15}{'noise':>8}{'better':>10}{'median gain':>13}")
+    for reading in ("rows", "classes", "shrunk"):
+        for noise in (RESTART_NOISE, POOLED_NOISE):
+            found = replay("9b-throughput", reading, noise, studies)
+            gain = "-" if found.gain is None else f"{found.gain - 1:+.1%}"
+            print(f"{reading:<15}{noise:>8.2%}{found.better:>6}/{studies:<3}{gain:>13}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

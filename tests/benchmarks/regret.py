@@ -1,6 +1,7 @@
 """How near to the best configuration each way of searching comes, by engine starts.
 
-    python tests/benchmarks/regret.py [--seeds N] [--family NAME ...] [--budgets 8,12,16,30] [--methods ...] [--json] [--all]
+    python tests/benchmarks/regret.py [--seeds N] [--first-seed N] [--family NAME ...]
+        [--budgets 8,12,16,30] [--methods ...] [--json] [--all]
 
 Regret is the share of the true feasible optimum that the recommended configuration loses; 100 % is a recommendation that
 crashes or breaks the limit. Ours runs the whole search with screening and confirmation (whose starts are not counted); the
@@ -245,6 +246,9 @@ def significance(results: Mapping[str, Mapping[str, list[dict[int, Outcome]]]], 
 def main(arguments: Iterable[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument(
+        "--first-seed", type=int, default=1000, help="seeds below 1000 are for tuning, [1000] and up for judging"
+    )
     parser.add_argument("--family", action="append", help=f"one of {', '.join(families.FAMILIES)}")
     parser.add_argument("--budgets", default=",".join(map(str, BUDGETS)))
     parser.add_argument("--methods", default=",".join(METHODS))
@@ -257,7 +261,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     for name in names:
         began = time.monotonic()
         results[name] = {method: [] for method in options.methods.split(",")}
-        for seed in range(options.seeds):
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
             landscape = families.FAMILIES[name](seed)
             for method in results[name]:
                 results[name][method].append(METHODS[method](landscape, seed, budgets))

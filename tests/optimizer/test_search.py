@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from landscapes import Landscape, MemoryStudy, Truth, parameter, small_landscape, space
-from published import published_landscape
+from published import POOLED_NOISE, RESTART_NOISE, published_landscape
 
 from vopt.objectives.goals import built_in_goal, parse_limit
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
@@ -84,8 +84,8 @@ def flat_landscape(noise: float = 0.01) -> Landscape:
 
 
 def test_nothing_to_gain_is_said() -> None:
-    verdicts = [run(flat_landscape(), seed)[0] for seed in range(8)]
-    assert sum(answer.verdict is Verdict.NO_GAIN for answer in verdicts) >= 7
+    verdicts = [run(flat_landscape(), seed)[0] for seed in range(4)]
+    assert sum(answer.verdict is Verdict.NO_GAIN for answer in verdicts) >= 3
     none = next(answer for answer in verdicts if answer.verdict is Verdict.NO_GAIN)
     assert none.winner_config is None
     assert none.argv == none.baseline_argv
@@ -278,11 +278,13 @@ def test_the_users_command_is_the_baseline_and_nothing_slower_is_the_answer() ->
 
 
 def test_explain_measures_each_override_without_it() -> None:
-    answer, study = run(small_landscape(noise=0.002), explain=True)
+    events: list[Event] = []
+    answer, study = run(small_landscape(noise=0.002), events=events, explain=True)
     kept = [row for row in answer.overrides if row.kept]
     assert kept
     explained = [record for record in study.records() if record.stage is Stage.EXPLAIN]
     assert len(explained) == 2 * len(kept)
+    assert [event.trials for event in events if isinstance(event, StageBegan) and event.stage == "explain"] == [len(explained)]
     assert all(row.worth is not None and row.worth.ratio > 1 for row in kept)
 
 
@@ -353,8 +355,23 @@ def test_published_trials_reject_the_configuration_that_lost_half_its_requests(n
     rejected = [row for row in answer.rejected if row.kind == "limit:success_rate"]
     assert len(rejected) == 1
     assert rejected[0].config["speculative_config"]["num_speculative_tokens"] == 4
-    if name == "9b-throughput":
-        assert answer.verdict is Verdict.NO_GAIN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reading", ["rows", "classes", "shrunk"])
+@pytest.mark.parametrize("noise", [RESTART_NOISE, POOLED_NOISE])
+def test_whatever_the_published_rows_are_taken_for_the_printed_interval_holds_the_truth(reading: str, noise: float) -> None:
+    landscape = published_landscape("9b-throughput", reading, noise)
+    base = landscape.merit(landscape.space.default_point())
+    missed = 0
+    for seed in range(12):
+        answer, _ = run(landscape, seed)
+        gain = answer.gain
+        if answer.verdict is Verdict.BETTER and gain is not None and gain.low is not None and gain.high is not None:
+            assert answer.winner_config is not None
+            truth = math.exp(landscape.merit(landscape.space.point_of(answer.winner_config)) - base)
+            missed += not gain.low <= truth <= gain.high
+    assert missed <= 2
 
 
 @pytest.mark.parametrize("name", ["9b-latency", "35b-latency"])

@@ -1,0 +1,106 @@
+"""What an answer says beside its figures: what decided, what drifted, what vanished, what was left out. Pure."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+
+from vopt.optimizer.history import Stage
+from vopt.optimizer.judge import Judged
+from vopt.optimizer.measurement import CLIENT_LIMITED
+from vopt.optimizer.progress import Progress
+from vopt.optimizer.recommend import Gain
+from vopt.optimizer.verdict import Confirmation, drift
+
+DRIFT_BAND = 3.0  # times the restart noise
+VANISHED_BAND = 2.0  # standard deviations
+
+
+def vanished_gain(progress: Progress, seen: Confirmation) -> list[str]:
+    """Says it when the engine alone was faster beyond its noise, and the served command shows nothing of it.
+
+    The finalist was chosen because its starts of the search were good, so some of that lead is luck; the threshold is two
+    standard deviations of the difference under the assumed noise of a start.
+    """
+    if not any(start.record.served for start in seen.finalist.starts) or progress.baseline is None:
+        return []
+    found = progress.starts_of(seen.finalist.config, Stage.SEARCH, Stage.SCREENING)
+    alone = [start.merit for start in found if start.merit is not None and not start.record.served]
+    before = progress.baseline.merit
+    if not alone or before is None:
+        return []
+    lead = fmean(alone) - before
+    if lead <= VANISHED_BAND * progress.setup.restart_noise * math.sqrt(1 + 1 / len(alone)):
+        return []
+    return [
+        f"in the search, in-process, the finalist was {math.exp(lead) - 1:+.1%} against the baseline; launched as served "
+        "commands the two cannot be told apart: the gain vanishes behind the API server (or was luck of the choice)"
+    ]
+
+
+def why(progress: Progress, seen: Confirmation, gain: Gain | None) -> str:
+    """What decided, in words; the figures stand in ``gain``."""
+    if gain is None:
+        return "the gain is not known"
+    starts = f"{len(seen.finalist.values)} fresh starts of the finalist and {len(seen.baseline.values)} of the baseline"
+    how = "as served commands" if any(start.record.served for start in seen.finalist.starts) else "in-process"
+    if progress.setup.no_serve is False and how == "in-process":
+        how = "as simulated engines"
+    if gain.low is None:
+        return f"{starts}, {how}, are too few for an interval"
+    if seen.comparison is not None and seen.comparison.better:
+        return f"{starts}, {how}, differ by more than starts of one configuration do"
+    return f"{starts}, {how}, differ by no more than starts of one configuration do"
+
+
+def drift_notes(progress: Progress, gain: Gain | None) -> tuple[Gain | None, list[str]]:
+    """A drift beyond the noise is named and widens the interval by its size."""
+    moved = drift(progress)
+    if moved is None or abs(moved[0] - 1) <= DRIFT_BAND * progress.setup.restart_noise:
+        return gain, []
+    ratio, changed = moved
+    what = (
+        "; ".join(f"{name}: {before} -> {after}" for name, (before, after) in changed.items())
+        or "no recorded condition changed"
+    )
+    note = (
+        f"the baseline drifted by {ratio - 1:+.1%} between its first and its last start ({what}); the interval is widened by it"
+    )
+    if gain is None or gain.low is None or gain.high is None:
+        return gain, [note]
+    wide = max(ratio, 1 / ratio)
+    return Gain(gain.ratio, gain.low / wide, gain.high * wide, gain.smallest_visible), [note]
+
+
+def soak_text(progress: Progress, soak: Judged | None) -> str:
+    budget = progress.setup.budget
+    if soak is None:
+        return "no soak was run"
+    metrics = soak.record.metrics
+    requests = f", {metrics.succeeded + metrics.failed} requests, {metrics.failed} failed" if metrics else ""
+    preempted = metrics.get("preemptions") if metrics else None
+    shown = f", {preempted:.0f} preemptions" if preempted is not None else ""
+    return f"no crash in {budget.soak_s / 60:g} minutes at peak load{requests}{shown}"
+
+
+def general_notes(progress: Progress) -> list[str]:
+    budget = progress.setup.budget
+    notes = list(progress.setup.notes)
+    if progress.setup.no_serve and budget.rounds:
+        notes.append("confirmed in-process (--no-serve): what the API server costs is not in these figures")
+    repairs = len(progress.attempts) - 1
+    if repairs:
+        notes.append(
+            f"the baseline as given did not start; compared with the repaired baseline {dict(progress.baseline_config)}"
+        )
+    limited = [
+        judged.record.label
+        for judged in progress.history
+        if judged.record.stage is Stage.CONFIRMATION and CLIENT_LIMITED in judged.record.flags
+    ]
+    if limited:
+        notes.append(
+            f"the load client, not the engine, was the limit in {', '.join(limited)}: gains may be larger than they look; "
+            "free more cores for the client"
+        )
+    return notes

@@ -1,0 +1,160 @@
+"""A search so far: what was measured, what it taught about the space, and which configurations may still win. Pure.
+
+Everything here follows from the setup and the history alone, so a search that was killed stands where it stood.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from vopt.optimizer.history import Arm, Stage
+from vopt.optimizer.judge import Judged, of_stage
+from vopt.optimizer.lite import lite_config
+from vopt.optimizer.repair import repair
+from vopt.optimizer.setup import REPAIRS, SearchSetup
+from vopt.optimizer.trial import EngineConfig
+from vopt.search_spaces.space import SearchSpace
+
+SCREENED = 3  # configurations that get a second start
+_CONFIRMATION_TRIES = 2  # finalists that may be tried when one fails in its confirmation
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A search so far: every judged start in order, and what the loop alone knows."""
+
+    setup: SearchSetup
+    history: tuple[Judged, ...]
+    exhausted: bool = False
+    given_up: frozenset[EngineConfig] = frozenset()
+
+    @cached_property
+    def charged(self) -> tuple[Judged, ...]:
+        """Starts that say something about their configuration."""
+        return tuple(judged for judged in self.history if judged.charged)
+
+    @cached_property
+    def searched(self) -> tuple[Judged, ...]:
+        return tuple(of_stage(self.charged, Stage.SEARCH))
+
+    @cached_property
+    def attempts(self) -> tuple[EngineConfig, ...]:
+        """The baseline as given, then each repair of it, the last one being the baseline in use (or to try)."""
+        tried = [self.setup.baseline]
+        while len(tried) <= REPAIRS:
+            last = self.first(tried[-1])
+            if last is None or last.record.failure is None:
+                break
+            repaired = repair(self.setup, tried[-1], last)
+            if repaired is None or repaired in tried:
+                break
+            tried.append(repaired)
+        return tuple(tried)
+
+    @cached_property
+    def arms(self) -> Arms | None:
+        """The confirmation in course: the first finalist whose confirmation has not failed; ``None`` when there is none.
+        Finding its lite fits the model, so once for each state of the search."""
+        return _arms(self)
+
+    @property
+    def baseline_config(self) -> EngineConfig:
+        return self.attempts[-1]
+
+    @cached_property
+    def baseline(self) -> Judged | None:
+        """Trial 0, or the repaired one; ``None`` until one came up."""
+        start = self.first(self.baseline_config)
+        return start if start is not None and start.record.failure is None else None
+
+    @cached_property
+    def effective(self) -> SearchSetup:
+        """The setup with what a repair had to change outside the space: every configuration carries it."""
+        repaired = self.baseline_config
+        changed = {
+            name: value
+            for name, value in repaired.items()
+            if self.setup.baseline.get(name) != value and name not in self.setup.space.names
+        }
+        return replace(self.setup, fixed=self.setup.fixed | changed) if changed else self.setup
+
+    @cached_property
+    def space(self) -> SearchSpace:
+        """The space without what failed so far: hungrier points than one that ran out of memory, values that never work.
+        Its domain stays that of the study."""
+        space, default = self.setup.space, self.setup.space.default_point()
+        learned = space.learned
+        for judged in self.searched:
+            point, failure = self.effective.point(judged.record.config), judged.record.failure
+            if point is None:
+                continue
+            if failure is None:
+                learned = learned.succeeded(point, default)
+            else:
+                learned = learned.failed(point, default, kind=str(failure.kind), detail=failure.detail, hint=failure.hint)
+        return replace(space, learned=learned)
+
+    @cached_property
+    def seen(self) -> frozenset[EngineConfig]:
+        return frozenset(judged.record.config for judged in self.charged) | self.given_up
+
+    def first(self, config: EngineConfig) -> Judged | None:
+        return next((judged for judged in self.searched if judged.record.config == config), None)
+
+    def starts_of(self, config: EngineConfig, *stages: Stage) -> list[Judged]:
+        return [judged for judged in of_stage(self.charged, *stages) if judged.record.config == config]
+
+    def labelled(self, label: str) -> Judged | None:
+        return next((judged for judged in reversed(self.charged) if judged.record.label == label), None)
+
+
+def candidates(progress: Progress) -> list[Judged]:
+    """Configurations that may be the finalist, best first by their first start: not the baseline, steady unless nothing is,
+    and not clearly worse than the baseline."""
+    baseline = progress.baseline
+    mine = [judged for judged in progress.searched if judged.may_win and judged.record.config not in progress.attempts]
+    steady = [judged for judged in mine if judged.record.status is not None and judged.record.status.value == "complete"]
+    mine = steady or mine
+    if baseline is not None and baseline.feasible and baseline.merit is not None:
+        floor = baseline.merit - 3 * progress.setup.restart_noise
+        mine = [judged for judged in mine if judged.merit is not None and judged.merit >= floor]
+    return sorted(mine, key=lambda judged: -(judged.merit or 0.0))
+
+
+def finalists(progress: Progress) -> list[EngineConfig]:
+    """Screened configurations, best first by the mean log value of their starts; those that failed or broke a limit in
+    their second start are out."""
+    budget = progress.setup.budget
+    ranked = []
+    for judged in candidates(progress)[: max(1, min(SCREENED, budget.screening))]:
+        starts = progress.starts_of(judged.record.config, Stage.SEARCH, Stage.SCREENING)
+        if all(start.may_win for start in starts):
+            merits = [start.merit for start in starts if start.merit is not None]
+            ranked.append((sum(merits) / len(merits), judged.record.config))
+    return [config for _, config in sorted(ranked, key=lambda pair: -pair[0])]
+
+
+@dataclass(frozen=True, slots=True)
+class Arms:
+    """The arms of one confirmation. ``lite`` is ``None`` where it would equal the finalist or the baseline."""
+
+    finalist: EngineConfig
+    lite: EngineConfig | None
+    attempt: int
+
+    def label(self, round_: int, arm: Arm) -> str:
+        again = f"-{self.attempt}" if self.attempt > 1 and arm is not Arm.BASELINE else ""
+        return f"confirm-{round_}-{arm}{again}"
+
+
+def _arms(progress: Progress) -> Arms | None:
+    failed: list[EngineConfig] = []
+    for attempt, finalist in enumerate(finalists(progress)[:_CONFIRMATION_TRIES], start=1):
+        lite = lite_config(progress.effective, finalist, progress.baseline_config, progress.searched)
+        tried = Arms(finalist, None if lite in failed else lite, attempt)
+        starts = [progress.labelled(tried.label(n, Arm.FINALIST)) for n in range(1, progress.setup.budget.rounds + 1)]
+        if not any(start is not None and start.record.failure is not None for start in starts):
+            return tried
+        failed.append(finalist)
+    return None
