@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from vopt.optimizer.events import Listener, Note
 from vopt.optimizer.history import SAMPLED_STAGES, Stage, StudyRecord, TrialRecord, TrialRequest
 from vopt.optimizer.interruption import Interruption
 from vopt.optimizer.judge import judge
+from vopt.optimizer.lessons import LessonBook, lessons_file
 from vopt.optimizer.measurement import Measurement, natural_ends
+from vopt.optimizer.opening import switched_off
 from vopt.optimizer.options import ResumeOptions, SearchOptions
+from vopt.optimizer.preflight import Preflight
 from vopt.optimizer.prepare import conditions_of, find_asked, find_goals, find_load, setup_of, with_typed
 from vopt.optimizer.report.raw import read_records
 from vopt.optimizer.samplers import KINDS
@@ -26,7 +30,7 @@ from vopt.optimizer.schedule import plan, plan_text
 from vopt.optimizer.search import search
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.setup import Pinned, SearchSetup
-from vopt.optimizer.space_of import find_space, search_setup
+from vopt.optimizer.space_of import find_space, search_setup, space_subject
 from vopt.optimizer.study import Study, read_study, searching
 from vopt.optimizer.subject import Subject, find_subject
 from vopt.optimizer.trial import Deadlines, EngineConfig, TrialSpec
@@ -41,7 +45,7 @@ class Prepared:
     goals: tuple[Goal, ...]
     setup: SearchSetup
     stored: dict[str, Any]
-    bench: Callable[[Study, Listener], Bench]
+    bench: Callable[[Study, Listener, Callable[[EngineConfig], str | None]], Bench]
 
 
 def prepare(options: SearchOptions, listener: Listener) -> Prepared:
@@ -55,6 +59,11 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
     load = find_load(options, subject, say)
     asked = find_asked(options, goals[0])
     space = find_space(options, subject, load.workload, goals[0].name, asked.concurrency)
+    if space.learned.lessons:
+        known = len(space.learned.lessons)
+        say(f"{known} limits are known from earlier engine starts of this model, GPU and vLLM: {lessons_file(subject)}")
+    for change in switched_off(space, space.learned):
+        say(change.text)
     sampler = options.sampler
     if sampler not in KINDS:
         raise UsageError(f"--sampler {sampler}: there are {', '.join(KINDS)}")
@@ -64,7 +73,7 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
         setup = replace(setup, pinned=(*setup.pinned, *best_of(earlier, setup, subject)))
     open_session = opener(options.engine, subject)
 
-    def bench(study: Study, heard: Listener) -> Bench:
+    def bench(study: Study, heard: Listener, refusal: Callable[[EngineConfig], str | None]) -> Bench:
         def spec_for(request: TrialRequest) -> TrialSpec:
             attempt = f"-{request.attempt}" if request.attempt > 1 else ""
             arguments, variables = split_environment(subject.fixed | request.config)
@@ -97,6 +106,7 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
             simulated=subject.machine.simulated,
             dummy_weights=subject.dummy_weights,
             conditions=conditions_of(subject),
+            refusal=lambda request: refusal(request.config),
         )
 
     stored = setup_of(
@@ -190,12 +200,20 @@ def stored_options(typed: dict[str, Any]) -> SearchOptions:
 
 def _run(prepared: Prepared, study: Study, listener: Listener) -> StudyRecord:
     options = prepared.options
-    with searching(study), Interruption(study.name) as interruption:
-        evaluator = Evaluator(prepared.bench(study, listener), measurement_of(study.records()))
+    subject = prepared.subject
+    book = LessonBook(subject, space_subject(subject), prepared.setup.space, prepared.setup.fixed)
+    with (
+        searching(study),
+        Interruption(study.name) as interruption,
+        closing(Preflight(subject, lambda text: listener(Note(text, important=True)))) as preflight,
+    ):
+        evaluator = Evaluator(prepared.bench(study, listener, preflight.refusal), measurement_of(study.records()))
 
         def evaluate(request: TrialRequest) -> TrialRecord:
             with interruption.allowed():
-                return evaluator(request)
+                record = evaluator(request)
+            book.add(record)
+            return record
 
         search(prepared.setup, study, evaluate, listener)
     return read_study(options.storage, study.name, data_dir=options.data_dir)

@@ -17,8 +17,9 @@ from vopt.optimizer.history import Arm, Stage
 from vopt.optimizer.judge import Judged, of_stage
 from vopt.optimizer.lite import lite_config
 from vopt.optimizer.moves import Observation
+from vopt.optimizer.opening import Change, Opening, opening, switched_off
 from vopt.optimizer.setup import REPAIRS, SearchSetup
-from vopt.optimizer.trial import EngineConfig, FailureKind
+from vopt.optimizer.trial import EngineConfig, FailureKind, Phase
 from vopt.search_spaces.space import Point, SearchSpace
 
 SEEDS = 4  # of the space's seeds that are measured before the model proposes
@@ -103,22 +104,40 @@ class Progress:
         return start if start is not None and start.record.failure is None else None
 
     @cached_property
+    def opening(self) -> Opening:
+        """The space as the counters of this study's own starts opened it."""
+        baseline = self.baseline
+        return opening(
+            self.setup.space,
+            baseline.record if baseline is not None else None,
+            (judged.record for judged in self.searched if judged.record.failure is None),
+        )
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What evidence and failures changed of what is searched, each with its reason."""
+        return (*self.opening.changes, *switched_off(self.effective.space, self.space.learned))
+
+    @cached_property
     def effective(self) -> SearchSetup:
-        """The setup with what a repair had to change outside the space: every configuration carries it."""
+        """The setup with the dimensions that evidence reopened, and with what a repair had to change outside the space:
+        every configuration carries it."""
+        setup = replace(self.setup, space=self.opening.space)
         repaired = self.baseline_config
         changed = {
             name: value
             for name, value in repaired.items()
             if self.setup.baseline.get(name) != value and name not in self.setup.space.names
         }
-        return replace(self.setup, fixed=self.setup.fixed | changed) if changed else self.setup
+        return replace(setup, fixed=setup.fixed | changed) if changed else setup
 
     @cached_property
     def space(self) -> SearchSpace:
-        """The space without what failed so far: hungrier points than one that ran out of memory, values that never work.
-        Its domain stays that of the study."""
-        space, default = self.setup.space, self.setup.space.default_point()
+        """The space without what failed so far: hungrier points than one that ran out of memory, values that never work;
+        and without what the counters showed to be of no use."""
+        space, default = self.effective.space, self.effective.space.default_point()
         learned = space.learned
+        learned = replace(learned, lessons=(*learned.lessons, *self.opening.lessons))
         for judged in self.searched:
             point, failure = self.effective.point(judged.record.config), judged.record.failure
             if point is None:
@@ -127,6 +146,9 @@ class Progress:
                 learned = learned.succeeded(point, default)
             else:
                 learned = learned.failed(point, default, kind=str(failure.kind), detail=failure.detail, hint=failure.hint)
+        checks = self.setup.checks
+        if checks is not None:
+            space = space.with_checks(*checks([judged.record for judged in self.searched]))
         return replace(space, learned=learned)
 
     @cached_property
@@ -182,9 +204,17 @@ def _later_stage_began(progress: Progress) -> bool:
 
 
 def trials_left(progress: Progress) -> int:
-    """Configurations that the trial budget still allows; repairs of the baseline are not charged."""
-    repairs = len(progress.attempts) - 1
-    return progress.setup.budget.searched - (len(progress.searched) - repairs)
+    """Configurations that the trial budget still allows. Repairs of the baseline are not charged, nor what vLLM refused
+    before an engine was started (as many as there are trials: a space that is refused throughout has an end)."""
+    repairs, budget = len(progress.attempts) - 1, progress.setup.budget.searched
+    refused = sum(_refused(judged) for judged in progress.searched)
+    return budget - (len(progress.searched) - repairs - min(refused, budget))
+
+
+def _refused(judged: Judged) -> bool:
+    """Whether vLLM refused the configuration before an engine was started."""
+    failure = judged.record.failure
+    return failure is not None and failure.phase is Phase.PREFLIGHT
 
 
 def _time_for_one_more(progress: Progress) -> bool:
@@ -255,8 +285,8 @@ def out_of_patience(progress: Progress) -> bool:
     first = 1 + len(progress.setup.pinned) + min(SEEDS, len(progress.setup.space.seeds))
     merits = [judged.merit if judged.may_win and judged.merit is not None else None for judged in progress.searched]
     best, since = None, 0
-    for position, merit in enumerate(merits):
-        since += position >= first
+    for position, (judged, merit) in enumerate(zip(progress.searched, merits, strict=True)):
+        since += position >= first and not _refused(judged)
         if merit is not None and (best is None or merit > best):
             since = since if best is not None and merit <= best + noise else 0
             best = merit

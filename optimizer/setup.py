@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vopt.objectives.goals import Goal
+from vopt.optimizer.history import TrialRecord
 from vopt.optimizer.trial import EngineConfig
-from vopt.search_spaces.space import Point, SearchSpace
+from vopt.search_spaces.space import Check, Point, SearchSpace
 
 _NO_OVERRIDES = EngineConfig()
 REPAIRS = 3  # tries to bring a baseline up that fails for its own fault
@@ -74,7 +75,7 @@ class SearchSetup:
     then the seeds of ``space``, then proposals. ``command`` renders a configuration as the argv that launches it.
     ``early_end`` allows trials to be ended early (closed-loop throughput loads only). ``artefact_acceptance`` in a
     record's flags bars it from winning. ``restart_noise`` is the assumed spread of the log metric from start to start until
-    the study has seen repeats; ``drift_check`` adds a last start of the baseline for searches whose confirmation is served
+    the study has seen repeats; ``checks`` makes the memory checks of the space anew from the starts so far, which calibrate them. ``drift_check`` adds a last start of the baseline for searches whose confirmation is served
     while its trials were not.
     """
 
@@ -94,6 +95,7 @@ class SearchSetup:
     restart_noise: float = 0.01
     drift_check: bool = False
     more_goals: tuple[Goal, ...] = ()
+    checks: Callable[[Sequence[TrialRecord]], tuple[Check, ...]] | None = None
 
     @property
     def goals(self) -> tuple[Goal, ...]:
