@@ -15,7 +15,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ MOST_OBSERVATIONS = 60
 class Lessons:
     """What is known before a study begins."""
 
-    learned: Learned = Learned()
-    calibration: Calibration = Calibration()
+    learned: Learned = field(default_factory=Learned)
+    calibration: Calibration = field(default_factory=Calibration)
 
 
 def lessons_file(subject: Subject) -> Path | None:

@@ -112,7 +112,9 @@ Window = Annotated[
 ]
 Requests = Annotated[int | None, _option("At most so many requests a load (windows are by time).", LOAD, "--requests", min=1)]
 Seed = Annotated[int, _option("Seed of workload, sampler and simulation.", BUDGET, "--seed", min=0)]
-Gpus = Annotated[str | None, _option("GPUs that may be used, like 0,1; with --simulate how many. Default: a free one.", MACHINERY, "--gpus")]
+Gpus = Annotated[
+    str | None, _option("GPUs to use, like 0,1 (with --simulate: how many). Default: a free one.", MACHINERY, "--gpus")
+]
 EngineKind = Annotated[
     str, _option("vllm (in-process), server (vllm serve), simulated, or the URL of a running server.", MACHINERY, "--engine")
 ]

@@ -75,8 +75,9 @@ class SearchSetup:
     then the seeds of ``space``, then proposals. ``command`` renders a configuration as the argv that launches it.
     ``early_end`` allows trials to be ended early (closed-loop throughput loads only). ``artefact_acceptance`` in a
     record's flags bars it from winning. ``restart_noise`` is the assumed spread of the log metric from start to start until
-    the study has seen repeats; ``checks`` makes the memory checks of the space anew from the starts so far, which calibrate them. ``drift_check`` adds a last start of the baseline for searches whose confirmation is served
-    while its trials were not.
+    the study has seen repeats; ``drift_check`` adds a last start of the baseline for searches whose confirmation is served
+    while its trials were not. ``checks`` makes the memory checks of the space anew from the starts so far, which calibrate
+    them.
     """
 
     goal: Goal

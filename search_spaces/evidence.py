@@ -216,6 +216,5 @@ def after_baseline(space: SearchSpace, counters: BaselineFacts) -> SearchSpace:
     """``reopen``, and the upward halves of ``surplus`` cut."""
     space = reopen(space, counters)
     for name, bound in surplus(space, counters).items():
-        default = space[name].default
-        space = space.narrow(name, lambda value, most=default: value <= most, bound)
+        space = space.narrow(name, [v for v in space[name].values if v <= space[name].default], bound)
     return space
