@@ -92,7 +92,8 @@ def test_the_search_follows_and_says_so(pressed: bool) -> None:
         counters = dict(IDLE)
         if pressed and request.config.get("max_num_seqs") == 128:
             counters["kv_peak"] = 0.95
-        return with_counters({request.label: counters}, request.config.to_json(), request.label)
+        told = with_counters({request.label: counters}, request.config.to_json(), request.label)
+        return replace(told, stage=request.stage)
 
     study, events = MemoryStudy(), list[Event]()
     setup = SearchSetup(goal=THROUGHPUT, space=made(), budget=Budget(trials=30, rounds=0, time_s=None, soak_s=0))
