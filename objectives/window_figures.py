@@ -117,7 +117,8 @@ def add_counters(
     running = [sample.running for sample in inside if sample.running is not None]
     if running:
         values["peak_running"] = float(max(running))
-    names = ("engine_steps", "full_budget_steps", "preemptions", "prefix_queries", "prefix_hits", "drafts", "draft_tokens", "accepted_tokens")
+    steps = ("engine_steps", "full_budget_steps")
+    names = (*steps, "preemptions", "prefix_queries", "prefix_hits", "drafts", "draft_tokens", "accepted_tokens")
     grown = {name: _growth(load.samples, window, name) for name in names}
     backward = [name for name, growth in grown.items() if growth is not None and growth < 0]
     known = {name: growth for name, growth in grown.items() if growth is not None and growth >= 0}

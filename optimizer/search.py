@@ -26,6 +26,7 @@ from vopt.optimizer.propose import (
     compile_key,
     next_step,
     observations,
+    trials_left,
 )
 from vopt.optimizer.recommend import Recommendation
 from vopt.optimizer.setup import SearchSetup
@@ -196,7 +197,8 @@ class _Loop:
             )
             if found is not None:
                 return _open_part(progress, found)
-        return propose(progress.space, observations(progress), may, seed=seed)
+        careful = trials_left(progress) <= self.setup.budget.searched // 3
+        return propose(progress.space, observations(progress), may, seed=seed, careful=careful)
 
     def _told(self, progress: Progress) -> list[Told]:
         told: list[Told] = []
