@@ -10,11 +10,11 @@ from landscapes import THROUGHPUT, Landscape, MemoryStudy, Truth, parameter, spa
 
 from vopt.objectives.metrics import Metrics
 from vopt.optimizer.events import Event, Note
-from vopt.optimizer.history import Stage, TrialRecord, TrialRequest
+from vopt.optimizer.history import FailureSummary, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.opening import opening, switched_off
 from vopt.optimizer.search import search
 from vopt.optimizer.setup import Budget, SearchSetup
-from vopt.optimizer.trial import EngineConfig, FailureKind
+from vopt.optimizer.trial import EngineConfig, FailureKind, Phase
 from vopt.search_spaces.learned import Learned
 from vopt.search_spaces.space import Inactive, SearchSpace
 
@@ -160,3 +160,25 @@ def test_crashes_die_out_and_no_configuration_fails_twice(seed: int) -> None:
     assert last < first / 4
     lost = [record.config for record in study.records() if record.failure is not None]
     assert len(lost) == len(set(lost))
+
+
+def test_what_vllm_refuses_before_a_start_costs_no_trial_and_teaches() -> None:
+    backends = parameter("moe_backend", ("auto", "triton", "cutlass", "marlin"), "auto", ordered=False)
+    body = space(backends, parameter("max_num_seqs", (64, 128, 256, 512, 1024), 256))
+    landscape = Landscape("refusing", body, lambda p: Truth(10_000 + p["max_num_seqs"]), noise=0.001)
+    plain = landscape.evaluator(0)
+
+    def evaluate(request: TrialRequest) -> TrialRecord:
+        if "moe_backend" not in request.config:
+            return plain(request)
+        failure = FailureSummary(Phase.PREFLIGHT, FailureKind.INVALID_CONFIG, "no such backend here")
+        return replace(plain(request), metrics=None, status=None, failure=failure)
+
+    study = MemoryStudy()
+    budget = Budget(trials=5, rounds=0, time_s=None, soak_s=0)
+    search(SearchSetup(goal=THROUGHPUT, space=body, budget=budget), study, evaluate, lambda _: None)
+    searched = [record for record in study.records() if record.stage is Stage.SEARCH]
+    assert sum(record.failure is None for record in searched) == budget.searched
+    assert sum(record.failure is not None for record in searched) <= budget.searched
+    assert study.changes
+    assert all(change["what"] == "switched off" for change in study.changes)
