@@ -107,13 +107,23 @@ def add_counters(
     load: LoadResult, window: LoadWindow, succeeded: Sequence[RequestRecord], values: dict[str, float]
 ) -> list[str]:
     """What the engine's own counters say about the window; notes on counters that cannot be used."""
-    usage = [s.kv_usage for s in load.samples if s.kv_usage is not None and window.opened_s <= s.at_s <= window.closed_s]
+    inside = [sample for sample in load.samples if window.opened_s <= sample.at_s <= window.closed_s]
+    usage = [sample.kv_usage for sample in inside if sample.kv_usage is not None]
     if usage:
         values["kv_peak"] = max(usage)
-    names = ("preemptions", "prefix_queries", "prefix_hits", "drafts", "draft_tokens", "accepted_tokens")
+    waiting = [sample.waiting > 0 for sample in inside if sample.waiting is not None]
+    if waiting:
+        values["queued_share"] = sum(waiting) / len(waiting)
+    running = [sample.running for sample in inside if sample.running is not None]
+    if running:
+        values["peak_running"] = float(max(running))
+    steps = ("engine_steps", "full_budget_steps")
+    names = (*steps, "preemptions", "prefix_queries", "prefix_hits", "drafts", "draft_tokens", "accepted_tokens")
     grown = {name: _growth(load.samples, window, name) for name in names}
     backward = [name for name, growth in grown.items() if growth is not None and growth < 0]
     known = {name: growth for name, growth in grown.items() if growth is not None and growth >= 0}
+    if known.get("engine_steps") and "full_budget_steps" in known:
+        values["full_budget_share"] = known["full_budget_steps"] / known["engine_steps"]
     if "preemptions" in known:
         values["preemptions"] = known["preemptions"]
     if known.get("prefix_queries") and "prefix_hits" in known:

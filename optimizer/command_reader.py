@@ -174,7 +174,7 @@ class _Reader:
     def _find(self, key: str) -> tuple[Argument | None, str, str | None]:
         """(argument, its canonical flag, problem)."""
         if argument := self.schema.by_flag.get(key):
-            canonical = key if key == argument.negative else argument.flag
+            canonical = key if key in argument.negatives else argument.flag
             return argument, canonical, None
         if key.startswith("--"):
             matches = {flag: a for flag, a in self.schema.by_flag.items() if flag.startswith(key)}
@@ -272,7 +272,7 @@ def _value(argument: Argument, flag: str, words: tuple[str, ...], explicit: str 
     if kind in (Kind.BOOL, Kind.FLAG):
         if explicit is not None:
             raise ValueError(f"takes no value: write {flag}" + (f" or {argument.negative}" if argument.negative else ""))
-        return flag != argument.negative
+        return flag not in argument.negatives
     if kind is Kind.OPTIONAL:
         return words[0] if words else True
     if not words:

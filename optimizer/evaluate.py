@@ -17,11 +17,11 @@ from vopt.optimizer.early_end import early_end
 from vopt.optimizer.engine.base import Session
 from vopt.optimizer.events import Listener, LoadTicked, Note, PhaseBegan
 from vopt.optimizer.first_load import NumberedLoads, first_load
-from vopt.optimizer.history import FailureSummary, Stage, TrialRecord, TrialRequest
+from vopt.optimizer.history import SAMPLED_STAGES, FailureSummary, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.load.plan import Tick
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.measurement import CLIENT_LIMITED, Asked, Measurement
-from vopt.optimizer.trial import EngineFailure, Failed, Measured, Outcome, Phase, Started, TrialSpec
+from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Measured, Outcome, Phase, Started, TrialSpec
 
 OpenSession = Callable[[TrialSpec, bool], Session]
 """Brings up nothing yet: ``(spec, served)`` -> the session that will. ``served``: as the very command, over HTTP."""
@@ -47,6 +47,8 @@ class Bench:
     simulated: bool
     dummy_weights: bool
     conditions: Callable[[], Mapping[str, Any]]
+    refusal: Callable[[TrialRequest], str | None] = lambda request: None
+    """Why vLLM itself would not take a configuration, asked without an engine; ``None`` when it would."""
 
 
 class Evaluator:
@@ -66,7 +68,11 @@ class Evaluator:
         began_at = datetime.now(UTC).isoformat(timespec="seconds")
         served = self.bench.served_confirmation and request.stage in SERVED_STAGES
         self._conditions = {}
-        outcome = self._run(request, spec, served)
+        refused = self.bench.refusal(request) if request.stage in SAMPLED_STAGES else None
+        if refused is not None:
+            outcome: Outcome = Failed(Phase.PREFLIGHT, FailureKind.INVALID_CONFIG, refused)
+        else:
+            outcome = self._run(request, spec, served)
         return self._record(request, spec, outcome, began_at, served)
 
     def _run(self, request: TrialRequest, spec: TrialSpec, served: bool) -> Outcome:
@@ -183,6 +189,7 @@ class Evaluator:
             argv=self.bench.argv_for(request),
             resolved=dict(started.resolved) if started else {},
             kv_cache_tokens=started.kv_cache_tokens if started else None,
+            kv_cache_bytes=started.kv_cache_bytes if started else None,
             start_class=started.start_class if started else None,
             phase_s=dict(outcome.phase_s),
             start_parts_s=dict(started.start_parts_s) if started else {},

@@ -98,6 +98,7 @@ class TrialRecord:
     flags: tuple[str, ...] = ()
     served: bool = False
     environment: Mapping[str, Any] = field(default_factory=dict)
+    kv_cache_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,11 @@ from vopt.optimizer.host import (
 )
 from vopt.optimizer.interruption import Interruption
 from vopt.optimizer.judge import judge
+from vopt.optimizer.lessons import LessonBook, lessons_file
 from vopt.optimizer.measurement import Measurement, natural_ends
+from vopt.optimizer.opening import switched_off
 from vopt.optimizer.options import ResumeOptions, SearchOptions
+from vopt.optimizer.preflight import Preflight
 from vopt.optimizer.prepare import find_asked, find_goal, find_load, setup_of, with_typed
 from vopt.optimizer.propose import compile_key
 from vopt.optimizer.report.raw import read_records
@@ -42,7 +46,7 @@ from vopt.optimizer.schedule import check_budget, plan, plan_text
 from vopt.optimizer.search import search
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.setup import Pinned, SearchSetup
-from vopt.optimizer.space_of import find_space, floor_of, search_setup
+from vopt.optimizer.space_of import find_space, floor_of, search_setup, space_subject
 from vopt.optimizer.study import Study, read_study, searching
 from vopt.optimizer.subject import Subject, find_subject
 from vopt.optimizer.trial import EngineConfig, TrialSpec
@@ -57,7 +61,7 @@ class Prepared:
     goal: Goal
     setup: SearchSetup
     stored: dict[str, Any]
-    bench: Callable[[Study, Listener], Bench]
+    bench: Callable[[Study, Listener, Callable[[EngineConfig], str | None]], Bench]
 
 
 def prepare(options: SearchOptions, listener: Listener) -> Prepared:
@@ -76,6 +80,11 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
     least = floor_of(subject, load.workload, space, options.allow_lossy)
     if least is not None:
         check_limits(goal, least)
+    if space.learned.lessons:
+        known = len(space.learned.lessons)
+        say(f"{known} limits are known from earlier engine starts of this model, GPU and vLLM: {lessons_file(subject)}")
+    for change in switched_off(space, space.learned):
+        say(change.text)
     sampler = options.sampler
     if sampler not in KINDS:
         raise UsageError(f"--sampler {sampler}: there are {', '.join(KINDS)}")
@@ -98,7 +107,7 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
         say(note)
     open_session = opener(options.engine, subject)
 
-    def bench(study: Study, heard: Listener) -> Bench:
+    def bench(study: Study, heard: Listener, refusal: Callable[[EngineConfig], str | None]) -> Bench:
         def spec_for(request: TrialRequest) -> TrialSpec:
             attempt = f"-{request.attempt}" if request.attempt > 1 else ""
             records = study.records()
@@ -140,6 +149,7 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
             simulated=subject.machine.simulated,
             dummy_weights=subject.dummy_weights,
             conditions=conditions_of(subject),
+            refusal=lambda request: refusal(request.config),
         )
 
     stored = setup_of(
@@ -237,13 +247,21 @@ def _run(prepared: Prepared, study: Study, listener: Listener) -> StudyRecord:
     options = prepared.options
     subject = prepared.subject
     shrink(subject, study.directory, options.disk_budget, lambda text: listener(Note(text)))
-    with searching(study), reserved(subject, f"a search of {study.name}"), Interruption(study.name) as interruption:
-        evaluator = Evaluator(prepared.bench(study, listener), measurement_of(study.records()))
+    book = LessonBook(subject, space_subject(subject), prepared.setup.space, prepared.setup.fixed)
+    with (
+        searching(study),
+        reserved(subject, f"a search of {study.name}"),
+        Interruption(study.name) as interruption,
+        closing(Preflight(subject, lambda text: listener(Note(text, important=True)))) as preflight,
+    ):
+        evaluator = Evaluator(prepared.bench(study, listener, preflight.refusal), measurement_of(study.records()))
         watch = Watch(subject.machine.uuids)
 
         def evaluate(request: TrialRequest) -> TrialRecord:
             with interruption.allowed():
-                return watch.checked(evaluator(request))
+                record = watch.checked(evaluator(request))
+            book.add(record)
+            return record
 
         try:
             search(prepared.setup, study, evaluate, listener)

@@ -16,6 +16,7 @@ RADIUS = 3  # arguments that a proposal changes at once
 _STARTS = 3  # of the best known points, from which proposals depart
 _BEAM = 12
 _RANDOM = 2000
+_LIKELY, _LAST = 0.65, 1e6  # chance to run that a careful proposal has, and how far others are put behind it
 _WHOLE = 20_000  # spaces up to this size are looked at whole
 
 
@@ -116,23 +117,25 @@ def propose(
     allowed: Callable[[Point], bool],
     *,
     seed: int,
+    careful: bool = False,
 ) -> dict[str, object] | None:
     """The most promising point that ``allowed`` lets pass (unseen, breaking no rule); ``None`` when there is none.
 
     Proposals stay within ``RADIUS`` changed arguments of a configuration that ran: a start that changes everything at once
     mostly crashes, and says little about which change did it. When nothing near is left, the whole space is looked at.
+    ``careful`` puts points last that are not likely to run: near the end a crash teaches nothing that is still used.
     """
     model = Model(space, observations)
     near = _around(model, _best_known(model))
-    found = _first_allowed(space, model, near, allowed)
+    found = _first_allowed(space, model, near, allowed, careful)
     if found is not None:
         return found
     if space.size <= _WHOLE:
         grid = np.stack(np.unravel_index(np.arange(space.size), tuple(model.sizes)), axis=1).astype(np.int64)
-        return _first_allowed(space, model, grid, allowed)
+        return _first_allowed(space, model, grid, allowed, careful)
     rng = np.random.default_rng(seed)
     randoms = np.stack([rng.integers(0, size, _RANDOM) for size in model.sizes], axis=1).astype(np.int64)
-    return _first_allowed(space, model, randoms, allowed)
+    return _first_allowed(space, model, randoms, allowed, careful)
 
 
 def _best_known(model: Model) -> list[Ints]:
@@ -154,9 +157,12 @@ def _around(model: Model, centres: Sequence[Ints]) -> Ints:
 
 
 def _first_allowed(
-    space: SearchSpace, model: Model, candidates: Ints, allowed: Callable[[Point], bool]
+    space: SearchSpace, model: Model, candidates: Ints, allowed: Callable[[Point], bool], careful: bool
 ) -> dict[str, object] | None:
-    for i in np.argsort(-model.worth(candidates), kind="stable"):
+    worth = model.worth(candidates)
+    if careful:
+        worth = np.where(model.chance(candidates) < _LIKELY, worth - _LAST, worth)
+    for i in np.argsort(-worth, kind="stable"):
         point = point_at(space, candidates[i])
         if allowed(point):
             return point

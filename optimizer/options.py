@@ -121,7 +121,9 @@ Notify = Annotated[
     ),
 ]
 Seed = Annotated[int, _option("Seed of workload, sampler and simulation.", BUDGET, "--seed", min=0)]
-Gpus = Annotated[str | None, _option("GPUs that may be used, like 0,1. Default: all free ones.", MACHINERY, "--gpus")]
+Gpus = Annotated[
+    str | None, _option("GPUs to use, like 0,1 (with --simulate: how many). Default: a free one.", MACHINERY, "--gpus")
+]
 EngineKind = Annotated[
     str, _option("vllm (in-process), server (vllm serve), simulated, or the URL of a running server.", MACHINERY, "--engine")
 ]
@@ -147,6 +149,14 @@ AllowContract = Annotated[
     list[str],
     _option("Search an argument that changes what clients may send or see.", SPACE, "--allow-contract", metavar="NAME"),
 ]
+NoMemoryCheck = Annotated[
+    bool,
+    _option(
+        "Go on without the memory filter: where the model's shape is unknown, or the arithmetic is wrong.",
+        SPACE,
+        "--no-memory-check",
+    ),
+]
 Acceptance = Annotated[
     float | None,
     _option("Acceptance length to assume for speculation where real text or weights are absent.", SPACE, "--acceptance-length"),
@@ -171,6 +181,7 @@ class SpaceOptions:
     allow_lossy: AllowLossy = field(default_factory=list)
     allow_contract: AllowContract = field(default_factory=list)
     acceptance_length: Acceptance = None
+    no_memory_check: NoMemoryCheck = False
     simulate: Simulate = None
     vllm_version: VllmVersion = None
     gpus: Gpus = None

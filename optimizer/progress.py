@@ -11,6 +11,7 @@ from functools import cached_property
 from vopt.optimizer.history import Arm, Stage
 from vopt.optimizer.judge import Judged, of_stage
 from vopt.optimizer.lite import lite_config
+from vopt.optimizer.opening import Change, Opening, opening, switched_off
 from vopt.optimizer.repair import repair
 from vopt.optimizer.setup import REPAIRS, SearchSetup
 from vopt.optimizer.trial import EngineConfig
@@ -69,22 +70,40 @@ class Progress:
         return start if start is not None and start.record.failure is None else None
 
     @cached_property
+    def opening(self) -> Opening:
+        """The space as the counters of this study's own starts opened it."""
+        baseline = self.baseline
+        return opening(
+            self.setup.space,
+            baseline.record if baseline is not None else None,
+            (judged.record for judged in self.searched if judged.record.failure is None),
+        )
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What evidence and failures changed of what is searched, each with its reason."""
+        return (*self.opening.changes, *switched_off(self.effective.space, self.space.learned))
+
+    @cached_property
     def effective(self) -> SearchSetup:
-        """The setup with what a repair had to change outside the space: every configuration carries it."""
+        """The setup with the dimensions that evidence reopened, and with what a repair had to change outside the space:
+        every configuration carries it."""
+        setup = replace(self.setup, space=self.opening.space)
         repaired = self.baseline_config
         changed = {
             name: value
             for name, value in repaired.items()
             if self.setup.baseline.get(name) != value and name not in self.setup.space.names
         }
-        return replace(self.setup, fixed=self.setup.fixed | changed) if changed else self.setup
+        return replace(setup, fixed=setup.fixed | changed) if changed else setup
 
     @cached_property
     def space(self) -> SearchSpace:
-        """The space without what failed so far: hungrier points than one that ran out of memory, values that never work.
-        Its domain stays that of the study."""
-        space, default = self.setup.space, self.setup.space.default_point()
+        """The space without what failed so far: hungrier points than one that ran out of memory, values that never work;
+        and without what the counters showed to be of no use. Its domain stays that of the study."""
+        space, default = self.effective.space, self.effective.space.default_point()
         learned = space.learned
+        learned = replace(learned, lessons=(*learned.lessons, *self.opening.lessons))
         for judged in self.searched:
             point, failure = self.effective.point(judged.record.config), judged.record.failure
             if point is None:
@@ -93,6 +112,9 @@ class Progress:
                 learned = learned.succeeded(point, default)
             else:
                 learned = learned.failed(point, default, kind=str(failure.kind), detail=failure.detail, hint=failure.hint)
+        checks = self.setup.checks
+        if checks is not None:
+            space = space.with_checks(*checks([judged.record for judged in self.searched]))
         return replace(space, learned=learned)
 
     @cached_property

@@ -17,7 +17,7 @@ from vopt.optimizer.judge import ARTEFACT, STOPPED_EARLY, Judged, of_stage
 from vopt.optimizer.moves import Observation
 from vopt.optimizer.progress import SCREENED, Arms, Progress, candidates
 from vopt.optimizer.setup import SHORT_SEARCH, SearchSetup
-from vopt.optimizer.trial import EngineConfig
+from vopt.optimizer.trial import EngineConfig, Phase
 from vopt.optimizer.verdict import provisional_winner, settled
 from vopt.search_spaces.space import Point
 
@@ -93,9 +93,17 @@ def _later_stage_began(progress: Progress) -> bool:
 
 
 def trials_left(progress: Progress) -> int:
-    """Configurations that the trial budget still allows; repairs of the baseline are not charged."""
-    repairs = len(progress.attempts) - 1
-    return progress.setup.budget.searched - (len(progress.searched) - repairs)
+    """Configurations that the trial budget still allows. Repairs of the baseline are not charged, nor what vLLM refused
+    before an engine was started (as many as there are trials: a space that is refused throughout has an end)."""
+    repairs, budget = len(progress.attempts) - 1, progress.setup.budget.searched
+    refused = sum(_refused(judged) for judged in progress.searched)
+    return budget - (len(progress.searched) - repairs - min(refused, budget))
+
+
+def _refused(judged: Judged) -> bool:
+    """Whether vLLM refused the configuration before an engine was started."""
+    failure = judged.record.failure
+    return failure is not None and failure.phase is Phase.PREFLIGHT
 
 
 def _time_for_one_more(progress: Progress) -> bool:
@@ -184,8 +192,8 @@ def out_of_patience(progress: Progress) -> bool:
     first = 1 + len(progress.setup.pinned) + min(SEEDS, len(progress.setup.space.seeds))
     merits = [judged.merit if judged.may_win and judged.merit is not None else None for judged in progress.searched]
     best, since = None, 0
-    for position, merit in enumerate(merits):
-        since += position >= first
+    for position, (judged, merit) in enumerate(zip(progress.searched, merits, strict=True)):
+        since += position >= first and not _refused(judged)
         if merit is not None and (best is None or merit > best):
             since = since if best is not None and merit <= best + noise else 0
             best = merit

@@ -38,8 +38,8 @@ def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
 
 
 def params(space: SearchSpace, point: Point) -> dict[str, Any]:
-    """A point as Optuna's parameters."""
-    found = {p.name: p.index(point[p.name]) for p in space.parameters if len(p.values) > 1}
+    """A point as Optuna's parameters; a dimension that it lacks stands at its default."""
+    found = {p.name: p.index(point.get(p.name, p.default)) for p in space.parameters if len(p.values) > 1}
     return {name: index if space[name].ordered else str(index) for name, index in found.items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from vopt.objectives.metrics import Direction, Metrics
 from vopt.objectives.records import LoadStatus
@@ -16,6 +16,7 @@ from vopt.optimizer.events import Listener, Note, StageBegan, TrialBegan, TrialE
 from vopt.optimizer.history import SAMPLED_STAGES, FailureSummary, Pending, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.judge import Judged, judge, told_value
 from vopt.optimizer.moves import propose
+from vopt.optimizer.opening import Change
 from vopt.optimizer.progress import Progress
 from vopt.optimizer.propose import (
     Finish,
@@ -26,6 +27,7 @@ from vopt.optimizer.propose import (
     explain_starts,
     next_step,
     observations,
+    trials_left,
 )
 from vopt.optimizer.recommend import Recommendation
 from vopt.optimizer.setup import SearchSetup
@@ -60,6 +62,7 @@ class StudyStore(Protocol):
     def abandon(self, pending: Pending, why: str) -> None: ...
     def deaths(self) -> list[EngineConfig]: ...
     def suggest(self, sampler: str, told: Sequence[Told], allowed: Callable[[Point], bool], seed: int) -> Point | None: ...
+    def keep_changes(self, changes: Sequence[Mapping[str, Any]]) -> None: ...
     def conclude(self, recommendation: Recommendation) -> None: ...
 
 
@@ -84,9 +87,11 @@ class _Loop:
         self.exhausted = False
         self.given_up: set[EngineConfig] = set()
         self.stage: Stage | None = None
+        self.changes: tuple[Change, ...] = ()
 
     def run(self) -> Recommendation:
         self._judge_all()
+        self.changes = self._progress().changes
         self._reconcile()
         while True:
             progress = self._progress()
@@ -187,10 +192,14 @@ class _Loop:
             return allowed(progress, point)
 
         if self.setup.sampler != OWN_SAMPLER:
-            found = self.study.suggest(self.setup.sampler, self._told(progress), may, seed)
+            # A sampler sees the whole domain; what is not open of it stands at its default.
+            found = self.study.suggest(
+                self.setup.sampler, self._told(progress), lambda point: may(_open_part(progress, point)), seed
+            )
             if found is not None:
-                return found
-        return propose(progress.space, observations(progress), may, seed=seed)
+                return _open_part(progress, found)
+        careful = trials_left(progress) <= self.setup.budget.searched // 3
+        return propose(progress.space, observations(progress), may, seed=seed, careful=careful)
 
     def _told(self, progress: Progress) -> list[Told]:
         told: list[Told] = []
@@ -227,7 +236,19 @@ class _Loop:
         self.study.begin(request, self._shown_point(progress, run.config))
         record = self.evaluate(request)
         self._take(replace(record, label=label), on_disk=False)
+        self._tell_changes()
         self._stop_if_hopeless()
+
+    def _tell_changes(self) -> None:
+        """Announce and keep what this start's counters or its failure changed of what is searched."""
+        changes = self._progress().changes
+        fresh = [change for change in changes if change not in self.changes]
+        if not fresh:
+            return
+        for change in fresh:
+            self.listener(Note(change.text))
+        self.changes = changes
+        self.study.keep_changes([change.to_json() for change in changes])
 
     def _announce(self, progress: Progress, run: Run) -> None:
         if run.stage is self.stage:
@@ -292,6 +313,11 @@ class _Loop:
                 f"{failure.kind}: {failure.detail}",
                 hint=f"see vopt doctor, then: vopt resume {self.study.name}",
             )
+
+
+def _open_part(progress: Progress, point: Point) -> Point:
+    """A point of the whole domain without the dimensions that are not open."""
+    return {name: point[name] for name in progress.space.names}
 
 
 def _failed_record(request: TrialRequest, failure: FailureSummary) -> TrialRecord:

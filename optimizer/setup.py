@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vopt.objectives.goals import Goal
+from vopt.optimizer.history import TrialRecord
 from vopt.optimizer.trial import EngineConfig
-from vopt.search_spaces.space import Point, SearchSpace
+from vopt.search_spaces.space import Check, Point, SearchSpace
 
 _NO_OVERRIDES = EngineConfig()
 REPAIRS = 3  # tries to bring a baseline up that fails for its own fault
@@ -78,7 +79,8 @@ class SearchSetup:
     record's flags bars it from winning. ``restart_noise`` is the assumed spread of the log metric from start to start until
     the study has seen repeats; ``drift_check`` adds a last start of the baseline for searches whose confirmation is served
     while its trials were not. ``no_serve``: the user asked for a confirmation without the API server; the answer says so.
-    ``notes`` go into the answer as they are.
+    ``notes`` go into the answer as they are. ``checks`` makes the memory checks of the space anew from the starts so far,
+    which calibrate them.
     """
 
     goal: Goal
@@ -98,6 +100,7 @@ class SearchSetup:
     drift_check: bool = False
     no_serve: bool = False
     notes: tuple[str, ...] = ()
+    checks: Callable[[Sequence[TrialRecord]], tuple[Check, ...]] | None = None
 
     @property
     def drift_starts(self) -> int:

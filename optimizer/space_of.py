@@ -20,6 +20,8 @@ from vopt.optimizer.engine.roofline import estimate
 from vopt.optimizer.engine.simulated import MODELLED
 from vopt.optimizer.environment import find_model
 from vopt.optimizer.errors import SearchSpaceError, UsageError, VoptError
+from vopt.optimizer.history import TrialRecord
+from vopt.optimizer.lessons import calibrated, lessons_file, read_lessons, section_of
 from vopt.optimizer.load.workload import Workload
 from vopt.optimizer.measurement import Asked
 from vopt.optimizer.options import CheckedSpaceOptions, SearchOptions, SpaceOptions
@@ -29,15 +31,16 @@ from vopt.optimizer.subject import Machine, Subject, find_arguments, find_machin
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.arguments import Arguments
 from vopt.search_spaces.build import Subject as SpaceSubject
-from vopt.search_spaces.build import build_space
+from vopt.search_spaces.build import build_space, memory_check
 from vopt.search_spaces.choices import Choices, parse_choices
 from vopt.search_spaces.defaults import Gpu
 from vopt.search_spaces.evidence import WorkloadFacts
+from vopt.search_spaces.memory import Calibration
 from vopt.search_spaces.model import ShapeError, known_model, shape_from_config
 from vopt.search_spaces.parameter import Inactive
 from vopt.search_spaces.parse import SpaceFile, SpaceFileError, bare_mode_config, base_declarations, parse_space
 from vopt.search_spaces.retired import valueless_flags
-from vopt.search_spaces.space import SearchSpace
+from vopt.search_spaces.space import Check, SearchSpace
 from vopt.search_spaces.speculation import SUFFIX_TOKENS, tokens
 
 LONGEST_PATH = 4096
@@ -84,9 +87,29 @@ def find_space(options: SpaceOptions, subject: Subject, workload: Workload, goal
             allow_contract=options.allow_contract,
             settings=[f"{name}={json.dumps(value)}" for name, value in subject.fixed.items()],
         )
-        return modelled_space(made, choices) if subject.machine.simulated else made(choices)
+        space = modelled_space(made, choices) if subject.machine.simulated else made(choices)
     except SpaceFileError as error:
         raise SearchSpaceError(error.file, error.key, error.value, error.rule) from None
+    # Limits of earlier studies keep proposals out; the domain stays as it would be without them, so a study can be resumed.
+    known = read_lessons(lessons_file(subject), section_of(subject))
+    space = replace(space, learned=known.learned)
+    if options.no_memory_check:
+        return space.with_checks()
+    return space.with_checks(*memory_checks(subject, known.calibration)([]))
+
+
+def memory_checks(subject: Subject, before: Calibration) -> Callable[[Sequence[TrialRecord]], tuple[Check, ...]]:
+    """The memory checks of a study from its starts so far; ``before`` is what earlier studies saw."""
+    of = space_subject(subject)
+
+    def checks(records: Sequence[TrialRecord]) -> tuple[Check, ...]:
+        if of.shape is None:
+            return ()
+        # vLLM's CPU build sizes its cache by another rule than a GPU's leftover.
+        seen = calibrated(before, of, records, subject.fixed) if subject.machine.gpu is not None else before
+        return (memory_check(of, seen),)
+
+    return checks
 
 
 def modelled_space(made: Callable[[Choices], SearchSpace], choices: Choices) -> SearchSpace:
@@ -183,6 +206,7 @@ def search_setup(
 ) -> SearchSetup:
     """What the loop is given. With the user's own command as the baseline, the bare defaults are measured next; then the
     bare mode. What the command says outside the space stays in every trial."""
+    known = read_lessons(lessons_file(subject), section_of(subject))
     outside = EngineConfig({name: value for name, value in subject.baseline.items() if not _varied(name, space)})
     pinned = [Pinned(outside, "the defaults of vLLM")] if subject.own_command else []
     bare = bare_mode_config(space.mode)
@@ -207,6 +231,7 @@ def search_setup(
         explain=options.explain,
         deadline_s=asked.deadline_s,
         no_serve=options.no_serve,
+        checks=None if options.no_memory_check else memory_checks(subject, known.calibration),
     )
 
 

@@ -38,8 +38,8 @@ class Study:
     """One open study that this process alone searches. Use ``create`` or ``reopen``; ``close`` releases it."""
 
     def __init__(self, study: optuna.Study, directory: Path, space: SearchSpace, retry_s: float) -> None:
-        self._study, self.directory, self._space, self._retry_s = study, directory, space, retry_s
-        self._fixed = samplers.distributions(space)
+        self._study, self.directory, self._space, self._retry_s = study, directory, space.whole, retry_s
+        self._fixed = samplers.distributions(self._space)
         self._lock = lock_study(directory, study.study_name)
         self._file = sqlite_file(study)
 
@@ -202,9 +202,16 @@ class Study:
         allowed: Callable[[Point], bool],
         seed: int,
     ) -> Point | None:
-        """A point from one of Optuna's samplers, asked beside the stored study so that repeats leave no trials."""
+        """A point from one of Optuna's samplers, asked beside the stored study so that repeats leave no trials. It lies in
+        the whole domain, dormant parameters included."""
+        home = self._space.default_point()
+        told = [({**home, **where}, value, constraints) for where, value, constraints in told]
         maximize = self._study.directions[0] is optuna.study.StudyDirection.MAXIMIZE
         return samplers.suggest(sampler, self._space, told, allowed, maximize=maximize, seed=seed)
+
+    def keep_changes(self, changes: Sequence[Mapping[str, Any]]) -> None:
+        """Keep what evidence and failures have changed of the space so far."""
+        self._patiently(lambda: self._study.set_user_attr("space_changes", list(changes)))
 
     def conclude(self, recommendation: Recommendation) -> None:
         """Keep the answer."""

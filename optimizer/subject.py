@@ -107,6 +107,11 @@ def find_subject(options: SpaceOptions | BenchOptions, say: Callable[[str], None
     except ShapeError as error:
         if machine.simulated:
             raise UsageError(f"{name} cannot be simulated: {error}") from None
+        if isinstance(options, SpaceOptions) and not options.no_memory_check:
+            raise UsageError(
+                f"what the memory of {name} would hold is not known: {error}",
+                hint="--no-memory-check   # goes on without the memory filter: configurations that cannot fit are tried too",
+            ) from None
         shape = None
     resolved = {} if machine.simulated else ask_engine(python, model, fixed | command.config, fixed)
     return Subject(
@@ -145,7 +150,7 @@ def find_machine(simulate: str | None, wanted_gpus: str | None, python: str) -> 
     """The simulated GPU, the free GPUs of this host, or the CPU where the CPU build of vLLM is installed."""
     if simulate is not None:
         device = hardware(simulate)
-        return Machine(device.gpu, hardware=device)
+        return Machine(device.gpu, hardware=device, count=simulated_count(wanted_gpus))
     version = vllm_version(python)
     if version is None:
         raise EnvironmentLacks(
@@ -162,6 +167,14 @@ def find_machine(simulate: str | None, wanted_gpus: str | None, python: str) -> 
         )
     chosen = _chosen(seen, wanted_gpus)
     return Machine(Gpu(chosen[0].name, chosen[0].total_bytes), tuple(gpu.uuid for gpu in chosen), count=len(chosen))
+
+
+def simulated_count(wanted: str | None) -> int:
+    """How many GPUs are simulated: ``4``, or as many as are listed (``0,1,2,3``)."""
+    words = [word.strip() for word in (wanted or "1").split(",")]
+    if not all(word.isdigit() for word in words) or words == ["0"] or len(set(words)) < len(words):
+        raise UsageError(f"--gpus {wanted}: a simulation wants the number of GPUs", hint="--gpus 4")
+    return len(words) if len(words) > 1 else int(words[0])
 
 
 def _chosen(seen: Sequence[gpus.Gpu], wanted: str | None) -> list[gpus.Gpu]:

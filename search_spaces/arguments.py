@@ -61,9 +61,27 @@ class Argument:
 
     @property
     def negative(self) -> str | None:
-        """The flag that switches a ``BOOL`` off. A flag whose own name begins with ``no`` keeps it (``--no-no-x``)."""
+        """The flag that switches a ``BOOL`` off. A flag whose own name begins with ``no`` keeps it (``--no-no-x``).
+        ``--no-x`` comes first: all releases take it, ``--disable-x`` for ``--enable-x`` only those from 0.33 on."""
         wanted = "--no-" + self.flag[2:]
-        return wanted if wanted in self.flags else None
+        return wanted if wanted in self.flags else next(iter(self.negatives), None)
+
+    @property
+    def negatives(self) -> tuple[str, ...]:
+        """Every flag that switches a ``BOOL`` off."""
+        if self.kind is not Kind.BOOL:
+            return ()
+        off = {inverse for flag in self.flags for inverse in _inverses(flag)}
+        return tuple(flag for flag in self.flags if flag in off and flag != self.flag)
+
+
+def _inverses(flag: str) -> tuple[str, ...]:
+    """What vLLM's parser makes of a switch to turn it off."""
+    found = ["--no-" + flag[2:]]
+    for prefix, inverse in (("--enable-", "--disable-"), ("--disable-", "--enable-")):
+        if flag.startswith(prefix):
+            found.append(inverse + flag.removeprefix(prefix))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ KV_PEAK = 0.8
 QUEUED = 0.02
 FILLED = 0.05
 SMALL_BATCH = 32
+SOURCE = "baseline's counters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,20 +194,27 @@ def reopen(space: SearchSpace, counters: BaselineFacts) -> SearchSpace:
     return space
 
 
-def after_baseline(space: SearchSpace, counters: BaselineFacts) -> SearchSpace:
-    """``reopen``, and the upward halves of ``max_num_seqs`` and ``max_num_batched_tokens`` cut where the baseline's counters
-    say that more of it cannot matter. What a mode or the user asked for (``facts["asked"]``) is not cut."""
-    space = reopen(space, counters)
-    asked = space.facts.get("asked", ())
+def surplus(space: SearchSpace, counters: BaselineFacts) -> dict[str, Bound]:
+    """The dimensions whose values above the default cannot matter, by the baseline's counters, and why. What a mode or the
+    user asked for (``facts["asked"]``) is not among them."""
+    asked, found = space.facts.get("asked", ()), {}
     if "max_num_seqs" in space and "max_num_seqs" not in asked and counters.queued is not None:
         default = space["max_num_seqs"].default
         wide = counters.concurrency is not None and counters.concurrency > default
         if counters.queued <= QUEUED and not wide:
             text = f"at most {default}: the baseline never queued (requests waited in {counters.queued:.0%} of the window)"
-            space = space.narrow("max_num_seqs", lambda value: value <= default, Bound(text, "baseline's counters"))
+            found["max_num_seqs"] = Bound(text, SOURCE)
     if "max_num_batched_tokens" in space and "max_num_batched_tokens" not in asked and counters.filled is not None:
         default = space["max_num_batched_tokens"].default
         if counters.filled <= FILLED:
             text = f"at most {default}: only {counters.filled:.0%} of the baseline's steps filled the token budget"
-            space = space.narrow("max_num_batched_tokens", lambda value: value <= default, Bound(text, "baseline's counters"))
+            found["max_num_batched_tokens"] = Bound(text, SOURCE)
+    return {name: bound for name, bound in found.items() if any(v > space[name].default for v in space[name].values)}
+
+
+def after_baseline(space: SearchSpace, counters: BaselineFacts) -> SearchSpace:
+    """``reopen``, and the upward halves of ``surplus`` cut."""
+    space = reopen(space, counters)
+    for name, bound in surplus(space, counters).items():
+        space = space.narrow(name, [v for v in space[name].values if v <= space[name].default], bound)
     return space

@@ -50,12 +50,14 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """Lessons, and how often each overriding value was part of a failure or of a success (``name=value`` -> counts)."""
+    """Lessons, and how often each overriding value was part of a failure or of a success (``name=value`` -> counts).
+
+    ``culprits`` are the values that failed and never worked: (name, value, reason, kind of the failure)."""
 
     lessons: tuple[Lesson, ...] = ()
     failures: Mapping[str, int] = field(default_factory=dict)
     successes: Mapping[str, int] = field(default_factory=dict)
-    culprits: tuple[tuple[str, Any, str], ...] = ()
+    culprits: tuple[tuple[str, Any, str, str], ...] = ()
 
     def succeeded(self, point: Point, default: Point) -> Learned:
         """This, after an engine of ``point`` was measured: its values are no suspects any more."""
@@ -91,21 +93,35 @@ class Learned:
             often = counts[_word(name, value)] >= TWICE and name not in HUNGRY
             if (alone or named or often) and not any(c[0] == name and same(c[1], value) for c in culprits):
                 times = counts[_word(name, value)]
-                culprits.append((name, value, f"{name} = {value!r} failed {_times(times)}, never worked: {detail}"))
+                culprits.append((name, value, f"{name} = {value!r} failed {_times(times)}, never worked: {detail}", kind))
         return replace(self, lessons=(*self.lessons, *made), failures=counts, culprits=tuple(culprits))
 
     def violations(self, point: Point, default: Point) -> list[Violation]:
         """The lessons and culprits that ``point`` runs into."""
         found = [Violation(f"learned:{lesson.kind}", lesson.reason) for lesson in self.lessons if lesson.covers(point)]
-        for name, value, reason in self.culprits:
+        for name, value, reason, _ in self.culprits:
             if name in point and same(point[name], value) and not (name in default and same(default[name], value)):
                 repair = {name: default[name]} if name in default else None
                 found.append(Violation("learned:always_fails", reason, repair))
+        for name, reason in self.dead_names.items():
+            if name in point and name in default and not same(point[name], default[name]):
+                found.append(Violation("learned:switched_off", reason, {name: default[name]}))
         return found
+
+    @property
+    def dead_names(self) -> dict[str, str]:
+        """Dimensions of which no value but the default ever worked, two different ones being refused: what they need is not
+        here (a missing package, an unsupported backend). Name -> reason."""
+        refused: dict[str, list[str]] = {}
+        for name, value, reason, kind in self.culprits:
+            if kind in AT_ONCE_KINDS and name not in HUNGRY:
+                refused.setdefault(name, []).append(f"{value!r}: {reason}")
+        worked = {word.partition("=")[0] for word in self.successes}
+        return {name: "; ".join(all_) for name, all_ in refused.items() if len(all_) >= TWICE and name not in worked}
 
     def dead_values(self, default: Point) -> Iterator[tuple[str, Any, str]]:
         """(parameter, value, reason) of every value to cut; a default is never among them."""
-        for name, value, reason in self.culprits:
+        for name, value, reason, _ in self.culprits:
             if not (name in default and same(default[name], value)):
                 yield name, value, reason
 
@@ -133,7 +149,7 @@ class Learned:
             tuple(Lesson(**{**row, "usual": tuple(row["usual"])}) for row in data.get("lessons", ())),
             data.get("failures", {}),
             data.get("successes", {}),
-            tuple((name, value, reason) for name, value, reason in data.get("culprits", ())),
+            tuple((row[0], row[1], row[2], row[3] if len(row) > 3 else "") for row in data.get("culprits", ())),
         )
 
 

@@ -69,9 +69,18 @@ class SearchSpace:
         return size
 
     @property
+    def whole(self) -> SearchSpace:
+        """The space with every dormant parameter in it, by name: the fixed domain of a study, whatever is open of it."""
+        parameters = tuple(sorted((*self.parameters, *self.dormant), key=lambda parameter: parameter.name))
+        asleep = {p.name: p.default for p in self.dormant}
+        seeds = tuple(replace(seed, point={**seed.point, **asleep}) for seed in self.seeds)
+        return replace(self, parameters=parameters, seeds=seeds, dormant=())
+
+    @property
     def digest(self) -> str:
-        """Twelve hex digits over the domain (names, values, defaults): what must agree for a study to be resumed."""
-        body = [(p.name, list(p.values), p.default, p.ordered) for p in self.parameters]
+        """Twelve hex digits over the domain (names, values, defaults), dormant parameters included, so that reopening one
+        changes nothing: what must agree for a study to be resumed."""
+        body = [(p.name, list(p.values), p.default, p.ordered) for p in self.whole.parameters]
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:12]
 
     def default_point(self) -> dict[str, Any]:

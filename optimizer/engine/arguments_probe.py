@@ -49,7 +49,7 @@ def plain(value: typing.Any) -> typing.Any:
 def kind_of(action: argparse.Action) -> tuple[str, str | None, bool]:
     """(kind, element kind of lists, takes 64k-like numbers)."""
     name = type(action).__name__
-    if name == "BooleanOptionalAction" or any(flag.startswith("--no-") for flag in action.option_strings):
+    if isinstance(action, argparse.BooleanOptionalAction) or any(flag.startswith("--no-") for flag in action.option_strings):
         return "bool", None, False
     if name == "_StoreTrueAction":
         return "flag", None, False
@@ -81,7 +81,9 @@ def without_none(choices: typing.Iterable[typing.Any]) -> list[typing.Any]:
 
 def describe(action: argparse.Action, default: typing.Any, front_end: bool) -> dict[str, typing.Any]:
     kind, element, human = kind_of(action)
-    row: dict[str, typing.Any] = {"name": action.dest, "flags": list(action.option_strings), "kind": kind}
+    # From 0.33 on ``--no-enable-x`` is taken but hidden: ``--disable-x`` is shown beside ``--enable-x``.
+    flags = [*action.option_strings, *sorted(getattr(action, "negative_option_strings", ()))]
+    row: dict[str, typing.Any] = {"name": action.dest, "flags": list(dict.fromkeys(flags)), "kind": kind}
     if element:
         row["element"] = element
     if human:

@@ -155,6 +155,7 @@ class MemoryStudy:
         self._began = 0
         self.name = "memory"
         self.answer: Recommendation | None = None
+        self.changes: list[Mapping[str, Any]] = []
 
     def records(self) -> tuple[TrialRecord, ...]:
         return tuple(self._records)
@@ -182,6 +183,9 @@ class MemoryStudy:
 
     def suggest(self, sampler: str, told: Any, allowed: Callable[[Point], bool], seed: int) -> Point | None:
         raise AssertionError("only our own proposals are used in memory")
+
+    def keep_changes(self, changes: Sequence[Mapping[str, Any]]) -> None:
+        self.changes = list(changes)
 
     def conclude(self, recommendation: Recommendation) -> None:
         self.answer = recommendation

@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 
+from vopt.optimizer.check import check_command
 from vopt.optimizer.command import to_words
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.engine.arguments import VllmJudge, read_arguments
 from vopt.optimizer.errors import EnvironmentLacks
 from vopt.search_spaces.arguments import Argument, Arguments, Kind, stored_arguments
+from vopt.search_spaces.build import Subject
+from vopt.search_spaces.defaults import Gpu
+from vopt.search_spaces.model import known_model
 from vopt.search_spaces.rules import rule_violations
 
 TINY = {
@@ -127,6 +131,21 @@ def test_vllms_own_parser_reads_back_every_argument(installed: Arguments, judge:
             wrong.append(f"{words}: read here as {dict(ours)!r}")
     assert wrong == []
     assert len(cases) > 300
+
+
+@pytest.mark.vllm
+def test_the_command_that_takes_a_guides_place_is_accepted(installed: Arguments, judge: VllmJudge) -> None:
+    guide = (
+        "--model Qwen-14B --max-num-seqs 256 --max-model-len 8192 --gpu-memory-utilization 0.95 --enable-prefix-caching "
+        "--scheduling-policy lof --num-scheduler-steps 8 --speculative-model Qwen-0.5B --num-speculative-tokens 8"
+    )
+    report = check_command(guide, Subject(installed, Gpu("NVIDIA H200", 150754820096), known_model("Qwen/Qwen3-14B"), 1))
+    assert report.accepted is not None
+    assert report.accepted[:3] == ("vllm", "serve", "Qwen-14B")
+    given, refusal = judge.read_back(report.accepted[3:])
+    assert given is not None, refusal
+    assert given["max_num_seqs"] == 256
+    assert judge.read_back(["--num-scheduler-steps", "8"])[0] is None
 
 
 def alike(theirs: Any, ours: Any) -> bool:

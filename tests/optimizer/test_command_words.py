@@ -173,3 +173,19 @@ def test_resolved_values_are_written_out_where_the_config_is_silent() -> None:
     resolved = {"max_num_seqs": 512, "max_num_batched_tokens": 8192, "block_size": None, "odd": 3}
     names = ("max_num_seqs", "max_num_batched_tokens", "block_size", "odd")
     assert with_resolved(config, resolved, names, SCHEMA) == EngineConfig({"max_num_seqs": 512, "max_num_batched_tokens": 8192})
+
+
+@pytest.mark.parametrize("version", stored_versions())
+def test_switches_of_every_release_come_back(version: str) -> None:
+    schema = stored_arguments(version)
+    for argument in schema.arguments.values():
+        if argument.kind is not Kind.BOOL or argument.front_end:
+            continue
+        for value in (True, False):
+            words = to_words({argument.name: value}, schema)
+            assert len(words) == 1, words
+            assert dict(parse_command(["vllm", "serve", "m", *words], schema).config) == {argument.name: value}
+        for flag in argument.negatives:
+            assert dict(parse_command(["vllm", "serve", "m", flag], schema).config) == {argument.name: False}
+    off = to_argv("m", {"enable_prefix_caching": False}, (), schema)
+    assert off == ("vllm", "serve", "m", "--no-enable-prefix-caching")

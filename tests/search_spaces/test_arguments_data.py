@@ -90,3 +90,21 @@ def test_versions_with_suffixes() -> None:
 )
 def test_values_are_held_against_the_argument(name: str, value: object, fits: bool) -> None:
     assert (stored_arguments("0.32.0").unlike(name, value) is None) is fits
+
+
+@pytest.mark.parametrize("version", stored_versions())
+def test_every_switch_of_every_release_can_be_switched_off(version: str) -> None:
+    """0.33 pairs ``--enable-x`` with ``--disable-x`` and hides ``--no-enable-x``, which it still takes."""
+    arguments = stored_arguments(version)
+    switches = [a for a in arguments.arguments.values() if isinstance(a.default, bool)]
+    assert len(switches) > 40
+    assert {a.kind for a in switches} <= {Kind.BOOL, Kind.FLAG}
+    caching = arguments["enable_prefix_caching"]
+    assert (caching.kind, caching.negative) == (Kind.BOOL, "--no-enable-prefix-caching")
+    for argument in arguments.arguments.values():
+        if argument.kind is Kind.BOOL:
+            assert argument.negative in argument.negatives
+            assert argument.flag not in argument.negatives
+    if release_of(version) >= (0, 33, 0):
+        assert caching.negatives == ("--disable-prefix-caching", "--no-enable-prefix-caching")
+        assert set(arguments["disable_cascade_attn"].negatives) == {"--enable-cascade-attn", "--no-disable-cascade-attn"}
