@@ -35,7 +35,7 @@ from vopt.search_spaces.defaults import Gpu
 from vopt.search_spaces.evidence import WorkloadFacts
 from vopt.search_spaces.model import ShapeError, known_model, shape_from_config
 from vopt.search_spaces.parameter import Inactive
-from vopt.search_spaces.parse import SpaceFile, SpaceFileError, bare_mode_config, parse_space
+from vopt.search_spaces.parse import SpaceFile, SpaceFileError, bare_mode_config, base_declarations, parse_space
 from vopt.search_spaces.retired import valueless_flags
 from vopt.search_spaces.space import SearchSpace
 from vopt.search_spaces.speculation import SUFFIX_TOKENS, tokens
@@ -124,10 +124,13 @@ def host_as_gpu() -> Gpu:
 
 
 def user_space(path: Path | None) -> SpaceFile | None:
+    """The file of ``--space``, on top of the built-in space. Raises ``SearchSpaceError`` for what it cannot mean."""
     if path is None:
         return None
     try:
-        return parse_space(path.read_text(encoding="utf-8"), str(path))
+        return parse_space(path.read_text(encoding="utf-8"), str(path), base_declarations())
+    except SpaceFileError as error:
+        raise SearchSpaceError(error.file, error.key, error.value, error.rule) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--space {path}: {error}") from None
 

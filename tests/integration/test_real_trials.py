@@ -219,6 +219,17 @@ def test_a_trial_with_frozen_processes_and_a_dead_leader_is_still_cleaned_up(tri
     assert not any(alive(entry.identity) for entry in frozen)
 
 
+@pytest.mark.parametrize("victim", ["VLLM::EngineCor", "VLLM::Worker"])
+@pytest.mark.fault("killed in stop")
+def test_a_process_killed_while_stopping_leaves_nothing(trial: Trial, victim: str) -> None:
+    session = trial()
+    session.start(no_phase)
+    everyone = named("VLLM")
+    os.kill(named(victim)[0].identity.pid, signal.SIGKILL)
+    assert session.close() == ()
+    assert not any(alive(entry.identity) for entry in everyone)
+
+
 @pytest.mark.fault("search killed under load")
 def test_sigkill_of_the_search_ends_engine_core_and_workers(
     tmp_path: Path, vllm_python: str, tiny_models: tuple[Path, Path], engine_cache: Path

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import stat
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,7 @@ def test_a_notification_that_cannot_be_meant(command: str) -> None:
         notify_words(command)
 
 
+@cache
 def answered(*, served: bool, behind_the_server: float, no_serve: bool = False) -> Recommendation:
     """A landscape with a gain, whose served engines give ``behind_the_server`` times what the defaults' do."""
     landscape = small_landscape()
@@ -125,13 +128,11 @@ def answered(*, served: bool, behind_the_server: float, no_serve: bool = False) 
 
     class Truths(dict[object, float]):
         def __missing__(self, config: object) -> float:
-            import math
-
             return math.exp(landscape.merit(landscape.space.point_of(config)))  # type: ignore[arg-type]  # a configuration
 
     base = Truths()
     setup = SearchSetup(
-        goal=landscape.goal, space=landscape.space, budget=Budget(trials=16, time_s=None, soak_s=60), no_serve=no_serve
+        goal=landscape.goal, space=landscape.space, budget=Budget(trials=10, time_s=None, soak_s=60), no_serve=no_serve
     )
     return search(setup, MemoryStudy(), evaluate, lambda event: None)
 
@@ -146,12 +147,12 @@ def test_a_gain_that_vanishes_behind_the_server_is_said_to_vanish() -> None:
 def test_nothing_vanishes_when_the_served_gain_is_there_or_nothing_was_served() -> None:
     for answer in (
         answered(served=True, behind_the_server=1.2),
-        answered(served=False, behind_the_server=1.0),
+        answered(served=False, behind_the_server=1.0, no_serve=True),
     ):
         assert not any("vanishes" in note for note in answer.notes)
 
 
 def test_without_the_server_the_answer_says_so() -> None:
     said = "confirmed in-process (--no-serve): what the API server costs is not in these figures"
-    assert said in answered(served=False, behind_the_server=1.2, no_serve=True).notes
+    assert said in answered(served=False, behind_the_server=1.0, no_serve=True).notes
     assert said not in answered(served=True, behind_the_server=1.2).notes

@@ -25,8 +25,16 @@ def test_ten_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
     check_study(kill_at_random(tmp_path, SIMULATED, {}, kills=10, seed=1), 12)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(
+    ("number", "times"),
+    [
+        (signal.SIGINT, 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((signal.SIGINT, 2), (signal.SIGTERM, 1), (signal.SIGTERM, 2))
+        ),
+    ],
+)
 @pytest.mark.fault("search interrupted")
 def test_a_signal_ends_the_search_with_the_resume_line(tmp_path: Path, number: signal.Signals, times: int) -> None:
     leader, follower = pty.openpty()

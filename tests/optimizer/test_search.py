@@ -307,6 +307,38 @@ def test_a_drifting_machine_is_named_and_widens_the_interval() -> None:
     assert answer.gain.low < answer.gain.ratio / 1.06
 
 
+@pytest.mark.parametrize(
+    ("trials", "labels"), [(6, []), (16, ["drift"]), pytest.param(32, ["drift-midway", "drift"], marks=pytest.mark.slow)]
+)
+def test_the_baseline_is_measured_again_where_the_confirmation_is_another_thing(trials: int, labels: list[str]) -> None:
+    landscape = small_landscape(noise=0.001)
+
+    def evaluate(request: TrialRequest) -> TrialRecord:
+        record = landscape.evaluator(0)(request)
+        late = request.stage is Stage.DRIFT
+        metrics = record.metrics
+        if late and metrics is not None:
+            metrics = replace(metrics, values={**metrics.values, "tokens_per_s": metrics["tokens_per_s"] * 0.9})
+        facts = {"gpu0_sm_clock_mhz": 1200 if late else 1980, "gpu0_power_w": 700.5 if late else 690.0, "load_plan": late}
+        return replace(record, metrics=metrics, served=request.stage is Stage.CONFIRMATION, environment=facts)
+
+    budget = Budget(trials=trials, rounds=2, time_s=None, soak_s=0, patience=99)
+    answer, study = run(landscape, evaluate=evaluate, drift_check=True, budget=budget)
+    assert [record.label for record in study.records() if record.stage is Stage.DRIFT] == labels
+    stages = [record.stage for record in study.records()]
+    notes = [note for note in answer.notes if "drifted" in note]
+    if not labels:
+        assert notes == []
+        return
+    assert "gpu0_sm_clock_mhz: 1980 -> 1200)" in notes[0], "what moved within its noise is not named"
+    assert answer.gain is not None
+    assert answer.gain.low is not None
+    assert answer.gain.low < answer.gain.ratio / 1.1
+    assert stages.index(Stage.DRIFT) < stages.index(Stage.CONFIRMATION)
+    if len(labels) == 2:
+        assert Stage.SEARCH in stages[stages.index(Stage.DRIFT) :], "the search goes on after the middle"
+
+
 def test_events_tell_the_whole_story() -> None:
     events: list[Event] = []
     _, study = run(small_landscape(), events=events)

@@ -188,13 +188,18 @@ class Recorder:
 
 def test_bounds_of_the_measured_load_do_not_apply_to_heavier_requests(tmp_path: Path) -> None:
     session = Recorder()
+    specs: list[TrialSpec] = []
+
+    def open_session(spec: TrialSpec, served: bool) -> Recorder:
+        specs.append(spec)
+        return session
 
     def spec_for(request: TrialRequest) -> TrialSpec:
         return TrialSpec(request.label, "m", request.config, tmp_path / request.label, "python3")
 
     parts: dict[str, Any] = {
         "argv_for": lambda request: (),
-        "open_session": lambda spec, served: session,
+        "open_session": open_session,
         "source": RequestSource(((100, 100),)),
         "soak_source": RequestSource(((600, 400),)),
         "asked": Asked(Arrivals.POISSON),
@@ -207,7 +212,10 @@ def test_bounds_of_the_measured_load_do_not_apply_to_heavier_requests(tmp_path: 
         "conditions": dict,
     }
     plan = LoadPlan(Arrivals.POISSON, 60.0, rate=10.0, stall_after_s=9.0)
-    Evaluator(Bench(spec_for=spec_for, **parts), Measurement(plan, {}))(TrialRequest("soak", EngineConfig(), Stage.SOAK))
+    measurement = Measurement(plan, {}, client_processes=3)
+    assert Measurement.from_json(measurement.to_json(), {}) == measurement
+    Evaluator(Bench(spec_for=spec_for, **parts), measurement)(TrialRequest("soak", EngineConfig(), Stage.SOAK))
+    assert [spec.client_processes for spec in specs] == [3], "as many for every start as the measurement has settled"
     soaked = session.plans[0]
     assert soaked.window_s == 600
     assert soaked.stall_after_s is None

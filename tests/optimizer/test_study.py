@@ -140,6 +140,7 @@ def by_config(landscape: Landscape, seed: int) -> Callable[[TrialRequest], Trial
     return evaluated
 
 
+@pytest.mark.fault("killed at any write of a study")
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_crash_at_any_write_leaves_exactly_the_right_trials(tmp_path: Path, every: bool) -> None:
     landscape = small_landscape()
@@ -156,6 +157,7 @@ def test_a_crash_at_any_write_leaves_exactly_the_right_trials(tmp_path: Path, ev
         assert again.winner_config == answer.winner_config
 
 
+@pytest.mark.fault("killed between the result file and the database")
 def test_a_result_on_disk_is_told_and_not_measured_again(url: str) -> None:
     landscape = small_landscape()
     calls: list[str] = []
@@ -186,6 +188,7 @@ def test_a_result_on_disk_is_told_and_not_measured_again(url: str) -> None:
     assert len(calls) == len(set(calls)) == len(read_study(url).trials)
 
 
+@pytest.mark.fault("configuration kills the search twice")
 def test_a_configuration_that_killed_the_search_twice_is_marked(url: str) -> None:
     landscape = small_landscape()
     killer = {"max_num_seqs": 512}
@@ -209,6 +212,7 @@ def test_a_configuration_that_killed_the_search_twice_is_marked(url: str) -> Non
     assert sum(dict(record.config) == killer for record in read_study(url).trials) == 1
 
 
+@pytest.mark.fault("second search on a study")
 def test_two_searches_on_one_study_are_refused(url: str) -> None:
     landscape = small_landscape()
     with create(url, landscape) as study, pytest.raises(EnvironmentLacks, match=f"process {os.getpid()}"):
@@ -217,6 +221,7 @@ def test_two_searches_on_one_study_are_refused(url: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.fault("database locked by another program")
 def test_a_locked_database_loses_nothing(tmp_path: Path) -> None:
     landscape = small_landscape()
     url = f"sqlite:///{tmp_path}/studies.db"
@@ -239,6 +244,7 @@ def test_a_locked_database_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.fault("database locked for good")
 def test_a_database_locked_for_too_long_ends_with_a_resume_line(tmp_path: Path) -> None:
     landscape = small_landscape()
     url = f"sqlite:///{tmp_path}/studies.db"

@@ -101,6 +101,7 @@ def test_start_load_stop_on_an_interpreter_that_has_none_of_our_packages(trial: 
     ], "prompts are not kept"
 
 
+@pytest.mark.slow
 def test_the_search_can_end_a_load_early(trial: Trial) -> None:
     session = trial()
     session.start(no_phase)
@@ -118,6 +119,7 @@ def test_a_spare_process_imports_before_its_turn_and_starts_nothing(trial: Trial
     eventually(lambda: len(named("VLLM")) == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.fault("waiting process killed")
 def test_the_next_trial_takes_the_process_that_imported_during_this_start(trial: Trial) -> None:
     spares = Spares()

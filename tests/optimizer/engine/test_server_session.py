@@ -65,6 +65,7 @@ def test_start_load_stop(serve: Serve, tmp_path: Path) -> None:
     assert "8000" not in said
 
 
+@pytest.mark.fault("served: ends before it is ready")
 def test_a_server_that_ends_before_it_is_ready(serve: Serve) -> None:
     with pytest.raises(EngineFailure) as failure:
         serve("exit").start(no_phase)
@@ -73,17 +74,20 @@ def test_a_server_that_ends_before_it_is_ready(serve: Serve) -> None:
     assert "max_num_batched_tokens" in failed.detail
 
 
+@pytest.mark.fault("served: never listens")
 def test_a_server_that_never_listens_is_a_hang(serve: Serve) -> None:
     with pytest.raises(EngineFailure) as failure:
         serve("silent", 0.8).start(no_phase)
     assert failure.value.failed.kind is FailureKind.HANG
 
 
+@pytest.mark.fault("served: offers another model")
 def test_a_server_that_offers_another_model(serve: Serve) -> None:
     with pytest.raises(EngineFailure, match="the server offers other, not m"):
         serve("other").start(no_phase)
 
 
+@pytest.mark.fault("served: answers errors only")
 def test_a_server_that_answers_errors_only_is_broken(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "BROKEN_AFTER_S", 0.2)
     with pytest.raises(EngineFailure) as failure:
@@ -96,6 +100,7 @@ def test_a_server_that_answers_errors_only_is_broken(serve: Serve, monkeypatch: 
     assert any("Router" in line for line in failed.log_tail)
 
 
+@pytest.mark.fault("served: dies under load")
 def test_a_server_that_dies_under_load(serve: Serve) -> None:
     session = serve("dies")
     session.start(no_phase)
@@ -107,6 +112,7 @@ def test_a_server_that_dies_under_load(serve: Serve) -> None:
     assert sum(record.succeeded for record in failed.load.records) <= 30
 
 
+@pytest.mark.fault("port taken by a foreign server")
 async def test_a_foreign_server_on_the_port_never_gets_a_request(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
 
     page = status("200 OK", '{"data": [{"id": "m"}]}')

@@ -1,0 +1,39 @@
+"""``--space FILE``: a file of the user's builds on the built-in space, and says where it is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from vopt.optimizer.cli import app
+from vopt.optimizer.errors import SearchSpaceError
+from vopt.optimizer.space_of import user_space
+
+OWN = """
+[keep.max_num_seqs]
+values = [256, 512]
+why = "our clients never have more than 512 requests open"
+
+[[seeds]]
+set = { max_num_batched_tokens = 16384 }
+why = "what the last study found"
+"""
+
+
+def test_a_file_narrows_what_the_package_declares(tmp_path: Path) -> None:
+    path = tmp_path / "my-space.toml"
+    path.write_text(OWN)
+    done = CliRunner().invoke(app, ["space", "--model", "Qwen/Qwen3-8B", "--simulate", "h200", "--space", str(path)])
+    assert done.exit_code == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    assert "256, 512: our clients never have more than 512 requests open" in text
+    assert "max_num_batched_tokens=16384: what the last study found" in text
+
+
+def test_a_name_that_nobody_declares_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "my-space.toml"
+    path.write_text(OWN.replace("max_num_seqs", "max_num_sekvs"))
+    with pytest.raises(SearchSpaceError, match=r"max_num_sekvs.*near: .*max_num_seqs"):
+        user_space(path)
