@@ -42,7 +42,7 @@ def why(progress: Progress, seen: Confirmation, gain: Gain | None) -> str:
     """What decided, in words; the figures stand in ``gain``."""
     if gain is None:
         return "the gain is not known"
-    starts = f"{len(seen.finalist.values)} fresh starts of the finalist and {len(seen.baseline.values)} of the baseline"
+    starts = f"fresh starts, {len(seen.finalist.values)} of the finalist and {len(seen.baseline.values)} of the baseline"
     how = "as served commands" if any(start.record.served for start in seen.finalist.starts) else "in-process"
     if progress.setup.no_serve is False and how == "in-process":
         how = "as simulated engines"
