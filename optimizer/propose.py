@@ -131,7 +131,7 @@ def queue(progress: Progress) -> Iterator[Run]:
 
 
 def _seeds_measured(progress: Progress) -> int:
-    seeds = {progress.effective.config(seed.point) for seed in progress.setup.space.seeds}
+    seeds = {progress.effective.config(seed.point) for seed in progress.effective.space.seeds}
     pinned = {EngineConfig({**progress.effective.fixed, **pin.config}) for pin in progress.setup.pinned}
     skipped = pinned | {progress.baseline_config}
     return len({judged.record.config for judged in progress.searched} & (seeds - skipped))
