@@ -108,7 +108,7 @@ def neighbours(where: Ints, sizes: Ints) -> Ints:
                 row = where.copy()
                 row[j] = value
                 rows.append(row)
-    return np.array(rows, dtype=np.int64).reshape(-1, len(sizes))
+    return np.array(rows, dtype=np.int64).reshape(len(rows), len(sizes))
 
 
 def propose(
@@ -125,6 +125,8 @@ def propose(
     mostly crashes, and says little about which change did it. When nothing near is left, the whole space is looked at.
     ``careful`` puts points last that are not likely to run: near the end a crash teaches nothing that is still used.
     """
+    if not space.parameters:
+        return None  # the defaults are all there is
     model = Model(space, observations)
     near = _around(model, _best_known(model))
     found = _first_allowed(space, model, near, allowed, careful)

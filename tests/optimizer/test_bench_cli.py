@@ -127,7 +127,7 @@ def test_one_simulated_configuration_as_json(tmp_path: Path) -> None:
     assert document["request_goodput"] > 0
     ours = document["vopt"]
     assert ours["simulated"] is True
-    assert ours["command"] == ["vllm", "serve", "Qwen/Qwen3-8B", "--max-num-seqs", "32"]
+    assert ours["command"] == ["vllm", "serve", "Qwen/Qwen3-8B", "--max-num-seqs", "32", "--host", "127.0.0.1"]
     assert (ours["repeat"]["starts"], ours["repeat"]["loads"], ours["repeat"]["supports_comparison"]) == (2, 3, True)
     assert ours["metrics"]["prefix_hit_rate"] < 0.01
     assert [Path(path).name for path in ours["records"]] == ["r.jsonl.gz", "r-2.jsonl.gz", "r-3.jsonl.gz"]

@@ -64,11 +64,13 @@ def test_speculation_that_fails_half_its_requests_is_rejected_although_it_is_the
     assert "speculative_config" not in (answer["winner"] or {}).get("engine_config", {})
 
 
-def test_one_trial_is_the_baseline_alone() -> None:
-    answer = search("--trials", "1", "--rounds", "0", "--soak", "0", "--window", "5", "--concurrency", "64")
+def test_where_nothing_can_vary_the_answer_is_the_baseline() -> None:
+    kept = ("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "speculation", "gpu_memory_utilization")
+    small = ("--trials", "4", "--rounds", "0", "--soak", "0", "--window", "5", "--concurrency", "16", "--mode", "balanced")
+    answer = search(*small, *(word for name in kept for word in ("--keep", name)))
     assert answer["verdict"] == Verdict.NO_GAIN
     assert answer["winner"] is None
-    assert answer["argv"] == ["vllm", "serve", MODEL]
+    assert answer["argv"] == ["vllm", "serve", MODEL, "--host", "127.0.0.1"]
 
 
 def test_limits_that_nothing_meets_end_with_exit_code_4_and_the_lowest_value_seen() -> None:

@@ -76,7 +76,7 @@ def test_trials_await_the_name_that_their_command_serves() -> None:
         model="Qwen/Qwen3-8B", goal=("throughput",), simulate="H200", set=['served_model_name=["house-model"]']
     )
     study = cast("Study", SimpleNamespace(directory=Path("studies/s"), records=tuple))
-    bench = prepare(named, lambda event: None).bench(study, lambda event: None)
+    bench = prepare(named, lambda event: None).bench(study, lambda event: None, lambda config: None)
     assert bench.spec_for(TrialRequest("0", EngineConfig(), Stage.SEARCH)).served_model_name == "house-model"
 
 
