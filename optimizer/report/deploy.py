@@ -173,7 +173,7 @@ def compose(view: StudyView, argv: Sequence[str], trial: str | None = None) -> d
     port, words = _in_container(argv)
     start_s = _start_period_s(view)
     probe = f"import urllib.request; urllib.request.urlopen('http://127.0.0.1:{port}/health', timeout=5)"
-    volumes: list[Any] = ["huggingface:/root/.cache/huggingface", "vllm:/root/.cache/vllm"]
+    volumes: list[Any] = ["huggingface:/cache/huggingface", "vllm:/cache/vllm"]
     if (path := _model_path(words)) is not None:
         # The long form: a path may hold colons.
         volumes.append({"type": "bind", "source": _for_compose(path), "target": _for_compose(path), "read_only": True})
@@ -214,7 +214,7 @@ def manifests(view: StudyView, argv: Sequence[str], trial: str | None = None) ->
     labels = {"app.kubernetes.io/name": "vllm", "app.kubernetes.io/instance": name}
     probe = {"httpGet": {"path": "/health", "port": "http"}}
     gpus = {"nvidia.com/gpu": str(gpus_needed(argv))}
-    mounts: list[dict[str, Any]] = [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "cache", "mountPath": "/root/.cache"}]
+    mounts: list[dict[str, Any]] = [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "cache", "mountPath": "/cache"}]
     container = {
         "name": "vllm",
         "image": image(view),

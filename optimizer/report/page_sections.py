@@ -23,6 +23,7 @@ def head(view: StudyView) -> str:
     answer = view.answer
     badge = wording.verdict_text(answer.verdict) if answer else "No answer yet"
     reason = answer.reason if answer else "The search is still running, or was interrupted."
+    reason = reason.removeprefix(f"{badge.lower()}: ")  # the badge has just said it
     tone = _TONES[answer.verdict] if answer else ""
     marked = html.element("span", html.text(badge), cls=f"badge {tone}".strip())
     parts = [html.element("p", _SIMULATED, cls="simulated")] if view.simulated else []

@@ -21,6 +21,9 @@ _NAMES = {
     "preemptions": "Preemptions",
     "acceptance_length": "Acceptance length",
     "prefix_hit_rate": "Prefix hit rate",
+    "queued_share": "Window with requests waiting",
+    "full_budget_share": "Steps with a full token budget",
+    "peak_running": "Most sequences running",
 }
 _UNITS = {
     "tokens_per_s": "tokens/s",
