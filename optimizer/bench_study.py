@@ -166,6 +166,7 @@ def _bench(subject: Subject, stored: SearchOptions, record: StudyRecord, measure
         slos=Goal.from_json(record.setup["goal"]).slos,
         listener=listener,
         served_confirmation=served,
+        served_trials=False,
         soak_s=0.0,
         simulated=subject.machine.simulated,
         dummy_weights=subject.dummy_weights,

@@ -43,6 +43,7 @@ class Bench:
     slos: Mapping[str, float]
     listener: Listener
     served_confirmation: bool
+    served_trials: bool
     soak_s: float
     simulated: bool
     dummy_weights: bool
@@ -66,7 +67,7 @@ class Evaluator:
             spec = replace(spec, client_processes=self.measurement.client_processes)
         spec.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         began_at = datetime.now(UTC).isoformat(timespec="seconds")
-        served = self.bench.served_confirmation and request.stage in SERVED_STAGES
+        served = self.bench.served_trials or (self.bench.served_confirmation and request.stage in SERVED_STAGES)
         self._conditions = {}
         refused = self.bench.refusal(request) if request.stage in SAMPLED_STAGES else None
         if refused is not None:

@@ -145,6 +145,7 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
             slos=goal.slos,
             listener=heard,
             served_confirmation=served,
+            served_trials=options.engine == "server" and not subject.machine.simulated,
             soak_s=options.soak,
             simulated=subject.machine.simulated,
             dummy_weights=subject.dummy_weights,

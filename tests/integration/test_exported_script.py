@@ -19,7 +19,6 @@ import pytest
 
 from vopt.optimizer.engine.kin import descendants
 from vopt.optimizer.engine.server import free_port
-from vopt.optimizer.history import Stage
 from vopt.optimizer.study import read_study
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
@@ -29,14 +28,15 @@ SET = ("load_format=dummy", "enforce_eager=true", "gpu_memory_utilization=0.08",
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory, tiny_models: tuple[Path, Path], engine_cache: Path) -> Path:
-    """The folder of a study whose answer was confirmed as a served command."""
+    """The folder of a study whose every start was a served command."""
     folder = tmp_path_factory.mktemp("exported")
     words = [word for setting in SET for word in ("--set", setting)]
     vopt(
         folder,
         engine_cache,
         *("search", "--goal", "throughput", "--model", str(tiny_models[0]), *words, "--vary", "max_num_seqs=64,256"),
-        *("--keep", "max_num_batched_tokens", "--trials", "2", "--rounds", "1", "--soak", "0", "--no-guard"),
+        *("--keep", "max_num_batched_tokens", "--trials", "2", "--rounds", "0", "--soak", "0", "--no-guard"),
+        *("--engine", "server"),
         *("--workload", "throughput", "--concurrency", "4", "--window", "4", "--requests", "60"),
     )
     return folder
@@ -88,13 +88,13 @@ def ask(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
 def test_what_is_exported_was_measured(searched: Path, engine_cache: Path) -> None:
     study = read_study(f"sqlite:///{searched / 'studies.db'}")
     exported = json.loads(vopt(searched, engine_cache, "export", "--format", "json"))["argv"]
-    confirmed = [trial for trial in study.trials if trial.stage is Stage.CONFIRMATION]
-    assert confirmed
-    assert all(trial.served for trial in confirmed)
-    assert exported in [list(trial.argv) for trial in confirmed]
+    measured = [trial for trial in study.trials if trial.metrics is not None]
+    assert measured
+    assert all(trial.served for trial in measured)
+    assert exported in [list(trial.argv) for trial in measured]
     assert exported[-2:] == ["--host", "127.0.0.1"]
     # The process itself said what it was given: all but the port is in the recorded words.
-    for trial in confirmed:
+    for trial in measured:
         log = (Path(trial.directory) / "engine.log").read_text()
         said = next(line for line in log.splitlines() if "non-default args" in line)
         assert "127.0.0.1" in said
@@ -115,7 +115,7 @@ def test_the_exported_script_serves(searched: Path, engine_cache: Path, tiny_mod
                 break
             time.sleep(1)
         assert [model["id"] for model in models["data"]] == [str(tiny_models[0])]
-        body = {"model": str(tiny_models[0]), "prompt": [11, 12, 13], "max_tokens": 5, "ignore_eos": True}
+        body = {"model": str(tiny_models[0]), "prompt": list(range(20, 84)), "max_tokens": 5, "ignore_eos": True}
         answer = ask(port, "/v1/completions", body)
         assert answer["usage"]["completion_tokens"] == 5
     assert descendants(os.getpid()) == ()

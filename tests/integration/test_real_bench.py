@@ -68,7 +68,7 @@ def test_engines_that_are_started(kind: str, vllm_python: str, tiny_models: tupl
     words = ("--model", str(tiny_models[0]), "--engine", kind, *SETTINGS, "--workload", str(workload), *LOAD)
     document = document_of(vopt("bench", *words, "--", "--max-num-seqs", "4"))
     assert (document["completed"], document["failed"]) == (48, 0)
-    assert document["vopt"]["command"][-2:] == ["--max-num-seqs", "4"]
+    assert document["vopt"]["command"][-4:] == ["--max-num-seqs", "4", "--host", "127.0.0.1"]
     assert document["mean_e2el_ms"] > document["mean_ttft_ms"] > 0
 
 

@@ -205,7 +205,7 @@ def test_bounds_of_the_measured_load_do_not_apply_to_heavier_requests(tmp_path: 
         "asked": Asked(Arrivals.POISSON),
         "slos": {},
         "listener": lambda event: None,
-        "served_confirmation": False,
+        "served_confirmation": False, "served_trials": False,
         "soak_s": 600.0,
         "simulated": True,
         "dummy_weights": False,
