@@ -17,10 +17,10 @@ from vopt.optimizer.early_end import early_end
 from vopt.optimizer.engine.base import Session
 from vopt.optimizer.events import Listener, LoadTicked, Note, PhaseBegan
 from vopt.optimizer.first_load import NumberedLoads, first_load
-from vopt.optimizer.history import SAMPLED_STAGES, FailureSummary, Stage, TrialRecord, TrialRequest
+from vopt.optimizer.history import SAMPLED_STAGES, Arm, FailureSummary, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.load.plan import Tick
 from vopt.optimizer.load.source import RequestSource
-from vopt.optimizer.measurement import CLIENT_LIMITED, Asked, Measurement
+from vopt.optimizer.measurement import CLIENT_LIMITED, STALL_FACTOR, Asked, Measurement
 from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Measured, Outcome, Phase, Started, TrialSpec
 
 OpenSession = Callable[[TrialSpec, bool], Session]
@@ -58,6 +58,7 @@ class Evaluator:
     def __init__(self, bench: Bench, measurement: Measurement | None = None) -> None:
         self.bench = bench
         self.measurement = measurement
+        self.served_stall_s: float | None = None
         self._conditions: Mapping[str, Any] = {}
 
     def __call__(self, request: TrialRequest) -> TrialRecord:
@@ -67,14 +68,18 @@ class Evaluator:
             spec = replace(spec, client_processes=self.measurement.client_processes)
         spec.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         began_at = datetime.now(UTC).isoformat(timespec="seconds")
-        served = self.bench.served_trials or (self.bench.served_confirmation and request.stage in SERVED_STAGES)
+        served = self._served(request)
         self._conditions = {}
         refused = self.bench.refusal(request) if request.stage in SAMPLED_STAGES else None
         if refused is not None:
             outcome: Outcome = Failed(Phase.PREFLIGHT, FailureKind.INVALID_CONFIG, refused)
         else:
             outcome = self._run(request, spec, served)
-        return self._record(request, spec, outcome, began_at, served)
+        record = self._record(request, spec, outcome, began_at, served)
+        if served and request.arm is Arm.BASELINE and record.failure is None and record.metrics is not None:
+            p99_s = record.metrics.get("p99_e2e_s")
+            self.served_stall_s = None if p99_s is None else STALL_FACTOR * p99_s
+        return record
 
     def _run(self, request: TrialRequest, spec: TrialSpec, served: bool) -> Outcome:
         session = self.bench.open_session(spec, served)
@@ -102,7 +107,15 @@ class Evaluator:
         if self.measurement is None:
             return self._first_load(request, session)
         source = self.bench.source.with_observed(self.measurement.observed_output_tokens)
-        return session.load(source, self.measurement.plan, self._on_tick(request)), ()
+        plan = self.measurement.plan
+        if self._served(request):
+            # Behind the API server everything takes longer: what has stalled there is judged by the served baseline, which
+            # comes first in the first round, and not by the engine alone.
+            plan = replace(plan, stall_after_s=self.served_stall_s)
+        return session.load(source, plan, self._on_tick(request)), ()
+
+    def _served(self, request: TrialRequest) -> bool:
+        return self.bench.served_trials or (self.bench.served_confirmation and request.stage in SERVED_STAGES)
 
     def _soak(self, request: TrialRequest, session: Session) -> LoadResult:
         """The longest requests for ``soak_s``. No bound that was taken from the measured load applies: requests that are

@@ -20,7 +20,7 @@ from vopt.optimizer.environment import fetch_weights, first_difference
 from vopt.optimizer.errors import EnvironmentLacks, Interrupted, UsageError
 from vopt.optimizer.evaluate import SERVED_STAGES, Bench, Evaluator
 from vopt.optimizer.events import Listener, Note
-from vopt.optimizer.history import SAMPLED_STAGES, Stage, StudyRecord, TrialRecord, TrialRequest
+from vopt.optimizer.history import SAMPLED_STAGES, Arm, Stage, StudyRecord, TrialRecord, TrialRequest
 from vopt.optimizer.host import (
     Watch,
     check_room,
@@ -34,7 +34,7 @@ from vopt.optimizer.host import (
 from vopt.optimizer.interruption import Interruption
 from vopt.optimizer.judge import judge
 from vopt.optimizer.lessons import LessonBook, lessons_file
-from vopt.optimizer.measurement import Measurement, natural_ends
+from vopt.optimizer.measurement import STALL_FACTOR, Measurement, natural_ends
 from vopt.optimizer.opening import switched_off
 from vopt.optimizer.options import ResumeOptions, SearchOptions
 from vopt.optimizer.preflight import Preflight
@@ -256,6 +256,7 @@ def _run(prepared: Prepared, study: Study, listener: Listener) -> StudyRecord:
         closing(Preflight(subject, lambda text: listener(Note(text, important=True)))) as preflight,
     ):
         evaluator = Evaluator(prepared.bench(study, listener, preflight.refusal), measurement_of(study.records()))
+        evaluator.served_stall_s = served_stall_of(study.records())
         watch = Watch(subject.machine.uuids)
 
         def evaluate(request: TrialRequest) -> TrialRecord:
@@ -296,6 +297,13 @@ def so_far(records: Sequence[TrialRecord], setup: SearchSetup) -> str:
         against = f", {math.exp(best.merit - first.merit) - 1:+.1%} against the baseline, unconfirmed"
     arguments = " ".join(f"{name}={value}" for name, value in best.record.config.items()) or "the defaults"
     return f"{kept}; best so far: trial {best.record.label} ({arguments}{against})"
+
+
+def served_stall_of(records: tuple[TrialRecord, ...]) -> float | None:
+    """When a served request has stalled, from the served baselines of a study that goes on; ``None`` before there was one."""
+    served = [r.metrics for r in records if r.arm is Arm.BASELINE and r.served and r.failure is None and r.metrics is not None]
+    p99_s = served[-1].get("p99_e2e_s") if served else None
+    return None if p99_s is None else STALL_FACTOR * p99_s
 
 
 def measurement_of(records: tuple[TrialRecord, ...]) -> Measurement | None:

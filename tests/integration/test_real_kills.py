@@ -10,7 +10,7 @@ from support.killing import check_study, kill_at_random
 
 from vopt.optimizer.engine.kin import descendants
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(3600)]
 
 
 @pytest.mark.fault("ten SIGKILLs of a search")
