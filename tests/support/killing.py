@@ -18,6 +18,7 @@ from support.sessions import eventually
 from vopt.optimizer.engine.kin import alive, descendants
 from vopt.optimizer.history import SAMPLED_STAGES, Stage, StudyRecord
 from vopt.optimizer.study import read_study
+from vopt.optimizer.trial import Blame
 
 
 def begin(folder: Path, words: Sequence[str], environment: dict[str, str], **options: object) -> subprocess.Popen[str]:
@@ -82,10 +83,11 @@ def kill_at_random(folder: Path, words: Sequence[str], environment: dict[str, st
 
 
 def check_study(study: StudyRecord, trials: int) -> None:
-    """Exactly ``trials`` successful starts of search and screening, none twice, and an answer."""
+    """At least ``trials`` starts of search and screening, each judged on its own merits, none twice, and an answer."""
     sampled = [record for record in study.trials if record.stage in SAMPLED_STAGES]
-    assert len(sampled) == trials, [(record.label, str(record.failure)) for record in sampled]
-    assert all(record.failure is None and record.metrics is not None for record in sampled)
+    assert len(sampled) >= trials, [(record.label, str(record.failure)) for record in sampled]
+    assert all(record.metrics is not None or record.failure is not None for record in sampled)
+    assert all(record.failure is None or record.failure.kind.blame is Blame.CONFIGURATION for record in sampled)
     assert max(Counter(record.label for record in study.trials).values()) == 1
     assert max(Counter(record.config for record in sampled if record.stage is Stage.SEARCH).values()) == 1
     assert study.recommendation is not None
