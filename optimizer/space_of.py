@@ -82,7 +82,7 @@ def find_space(options: SpaceOptions, subject: Subject, workload: Workload, goal
         choices = parse_choices(
             subject.schema,
             vary=options.vary,
-            keep=options.keep,
+            keep=[*options.keep, *_cpu_kernels(options, subject)],
             allow_lossy=options.allow_lossy,
             allow_contract=options.allow_contract,
             settings=[f"{name}={json.dumps(value)}" for name, value in subject.fixed.items()],
@@ -133,6 +133,18 @@ def modelled_space(made: Callable[[Choices], SearchSpace], choices: Choices) -> 
 def _modelled(name: str) -> bool:
     """Whether a parameter of a space moves a simulated engine."""
     return ("speculative_config" if name == "speculation" else name) in MODELLED
+
+
+GPU_KERNELS = ("attention_backend", "moe_backend", "linear_backend", "gdn_prefill_backend")
+"""Choices among CUDA kernels: the CPU build takes them and changes nothing."""
+
+
+def _cpu_kernels(options: SpaceOptions, subject: Subject) -> list[str]:
+    """Kernel choices that are left alone on the CPU, unless the user asks for one."""
+    if subject.machine.gpu is not None:
+        return []
+    asked = {text.partition("=")[0].strip().replace("-", "_") for text in options.vary}
+    return [name for name in GPU_KERNELS if name not in asked]
 
 
 def space_subject(subject: Subject) -> SpaceSubject:

@@ -26,9 +26,10 @@ the chunk that it brings. Arrival times are then up to a millisecond late (the r
 OPEN_FILES = 65_536
 TICK_S = 0.0005
 QUIET_TICKS = 20
-IDLE_REUSE_S = 2.0
-"""A connection idle for longer is not used again: uvicorn closes idle ones after 5 s, and a request that meets the close
-would fail for no fault of the engine (there are no retries)."""
+IDLE_REUSE_S = 0.0
+"""A connection idle for longer is not used again, so each request gets its own: uvicorn closes idle ones after 5 s, and when
+the host is short of CPU a request can meet that close however soon it was sent. It would fail for no fault of the engine
+(there are no retries), and a connection costs a fraction of a millisecond."""
 
 
 class Receiver(Protocol):

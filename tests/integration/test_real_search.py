@@ -54,7 +54,7 @@ def holders_of(folder: Path, secret: str) -> list[str]:
 def test_throughput_from_defaults_to_a_confirmed_answer(search: Search, tiny_models: tuple[Path, Path], tmp_path: Path) -> None:
     done, study = search(
         tiny_models[0],
-        *("--goal", "throughput", "--trials", "6", "--rounds", "3", "--soak", "10s", "--no-guard"),
+        *("--goal", "throughput", "--trials", "8", "--rounds", "3", "--soak", "10s", "--no-guard"),
         *(
             "--vary",
             "max_num_seqs=16,64,256",
@@ -122,6 +122,7 @@ def test_ngram_speculation_on_dummy_weights_is_an_artefact(search: Search, tiny_
         tiny_models[0],
         *("--goal", "throughput", "--trials", "3", "--rounds", "0", "--soak", "0", "--no-guard"),
         *("--vary", "speculation=off,ngram:3", "--keep", "max_num_seqs", "--keep", "max_num_batched_tokens"),
+        *("--keep", "enable_prefix_caching", "--keep", "prefill_schedule_interval"),
     )
     speculative = [trial for trial in study.trials if "speculative_config" in trial.config]
     assert speculative
