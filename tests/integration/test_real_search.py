@@ -1,4 +1,4 @@
-"""The main job on the real vLLM for the CPU: engines start, are loaded and confirmed as served commands; an answer comes."""
+"""The main job on the real vLLM for the CPU: engines start, are loaded, confirmed and soaked, and an answer comes out."""
 
 from __future__ import annotations
 
