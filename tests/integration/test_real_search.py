@@ -15,6 +15,7 @@ import pytest
 
 from vopt.optimizer.engine.kin import descendants
 from vopt.optimizer.history import Arm, Stage, StudyRecord
+from vopt.optimizer.load.workload import named
 from vopt.optimizer.recommend import Verdict
 from vopt.optimizer.study import read_study
 
@@ -51,6 +52,7 @@ def holders_of(folder: Path, secret: str) -> list[str]:
     return [str(path) for path in folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
 
 
+@pytest.mark.long
 def test_throughput_from_defaults_to_a_confirmed_answer(search: Search, tiny_models: tuple[Path, Path], tmp_path: Path) -> None:
     done, study = search(
         tiny_models[0],
@@ -102,6 +104,7 @@ def words_of(script: Path, folder: Path) -> list[str]:
     return done.stdout.split("\0")[:-1]
 
 
+@pytest.mark.long
 def test_latency_at_a_rate_of_a_hybrid_model(search: Search, tiny_models: tuple[Path, Path]) -> None:
     done, study = search(
         tiny_models[1],
@@ -109,7 +112,7 @@ def test_latency_at_a_rate_of_a_hybrid_model(search: Search, tiny_models: tuple[
         *("--set", "language_model_only=true", "--vary", "max_num_batched_tokens=512,2048", "--vary", "max_num_seqs=32,128"),
     )
     answer: dict[str, Any] = json.loads(done.stdout)
-    assert answer["verdict"] == Verdict.UNCONFIRMED
+    assert answer["verdict"] in {Verdict.UNCONFIRMED, Verdict.NO_GAIN}
     assert answer["metric"] == "mean_e2e_s"
     measured = [trial for trial in study.trials if trial.metrics is not None]
     assert len(measured) >= 2
@@ -117,12 +120,17 @@ def test_latency_at_a_rate_of_a_hybrid_model(search: Search, tiny_models: tuple[
     assert shlex.split(answer["command"]) == answer["argv"]
 
 
-def test_ngram_speculation_on_dummy_weights_is_an_artefact(search: Search, tiny_models: tuple[Path, Path]) -> None:
+def test_ngram_speculation_on_dummy_weights_is_an_artefact(
+    search: Search, tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Greedy decoding of dummy weights repeats itself, so n-grams guess it as they would guess no real text."""
+    greedy = tmp_path / "greedy.json"
+    greedy.write_text(json.dumps(named("chat").with_sampling({"temperature": 0.0}).to_json()))
     _, study = search(
         tiny_models[0],
         *("--goal", "throughput", "--trials", "3", "--rounds", "0", "--soak", "0", "--no-guard"),
         *("--vary", "speculation=off,ngram:3", "--keep", "max_num_seqs", "--keep", "max_num_batched_tokens"),
-        *("--keep", "enable_prefix_caching", "--keep", "prefill_schedule_interval"),
+        *("--keep", "enable_prefix_caching", "--keep", "prefill_schedule_interval", "--workload", str(greedy)),
     )
     speculative = [trial for trial in study.trials if "speculative_config" in trial.config]
     assert speculative
