@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,21 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests.support and tests.contra
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu", action="store_true", help="run the tests that need a CUDA GPU and vLLM")
+
+
+@pytest.fixture(autouse=True)
+def _signals_hit_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0 and negative numbers would mean whole groups, this test run's own included."""
+
+    def guarded(call: Callable[[int, int], None]) -> Callable[[int, int], None]:
+        def send(pid: int, number: int) -> None:
+            assert pid > 1, f"a signal to {pid} would hit processes that the test did not start"
+            call(pid, number)
+
+        return send
+
+    for name in ("kill", "killpg"):
+        monkeypatch.setattr(os, name, guarded(getattr(os, name)))
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.sessions import eventually, named, plan, source, spec
+from support.sessions import eventually, leader_of, named, plan, source, spec
 
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.engine.kin import alive, descendants, identity
@@ -197,7 +197,7 @@ def test_a_start_that_hangs_ends_at_its_deadline(trial: Trial) -> None:
     def freeze(phase: Phase, words: str) -> None:
         if words == "starting the engine":
             assert session._hosted is not None
-            os.kill(session._hosted.process.pid or 0, signal.SIGSTOP)
+            os.kill(leader_of(session._hosted.process), signal.SIGSTOP)
 
     failed = failure_of(lambda: session.start(freeze))
     assert failed.kind is FailureKind.HANG
@@ -212,7 +212,7 @@ def test_a_trial_with_frozen_processes_and_a_dead_leader_is_still_cleaned_up(tri
     frozen = named("VLLM")
     for entry in frozen:
         os.kill(entry.identity.pid, signal.SIGSTOP)  # a stopped process does not even see SIGTERM
-    os.kill(session._hosted.process.pid or 0, signal.SIGKILL)
+    os.kill(leader_of(session._hosted.process), signal.SIGKILL)
     failed = failure_of(lambda: session.load(source(), plan(), lambda tick: True))
     assert failed.kind is FailureKind.ENGINE_DIED
     assert session.close() == ()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vopt.optimizer.engine.kin import Status, descendants
+from vopt.optimizer.engine.supervised import SupervisedProcess
 from vopt.optimizer.load.plan import Arrivals, LoadPlan
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.trial import Deadlines, EngineConfig, TrialSpec
@@ -47,6 +48,13 @@ def plan(window_s: float = 5.0, concurrency: int = 16) -> LoadPlan:
 def named(part: str, below: int | None = None) -> tuple[Status, ...]:
     """Descendants whose name holds ``part``: vLLM calls its processes ``VLLM::EngineCor`` and ``VLLM::Worker`` (15 letters)."""
     return tuple(entry for entry in descendants(below or os.getpid()) if part in entry.name)
+
+
+def leader_of(process: SupervisedProcess) -> int:
+    """The pid of a supervised command, which its supervisor tells a moment after the spawn."""
+    eventually(lambda: process.poll() is not None or process.pid, 20.0)
+    assert process.pid, process.spawn_error
+    return process.pid
 
 
 def eventually(condition: Callable[[], Any], patience_s: float = 60.0) -> Any:

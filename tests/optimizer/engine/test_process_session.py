@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.sessions import eventually, named, plan, source
+from support.sessions import eventually, leader_of, named, plan, source
 
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.engine.kin import alive, descendants
@@ -138,7 +138,7 @@ def test_the_next_trial_takes_the_process_that_imported_during_this_start(trial:
     second.close()
     assert second.log.exists()
     assert spares._waiting is not None
-    os.kill(spares._waiting.process.pid or 0, signal.SIGKILL)  # a spare that died is no trial's failure
+    os.kill(leader_of(spares._waiting.process), signal.SIGKILL)  # a spare that died is no trial's failure
     third.start(no_phase)
     third.close()
     spares.close()
