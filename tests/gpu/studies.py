@@ -57,6 +57,9 @@ PLANNED = (
 )
 """In the order of what they tell for the time they take."""
 
+ENDED = (0, 4, 130, -signal.SIGINT)
+"""An answer, nothing feasible, interrupted, interrupted before it had begun."""
+
 LEAST_S = 60.0
 """Less time than this starts no search: it would be interrupted in the first start."""
 
@@ -77,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         done = answer_file(typed, planned)
         if not done.exists() and not remaining and patience.covers(LEAST_S):
             code = run(typed, planned, patience)
-            if code not in (0, 4, 130):
+            if code not in ENDED:
                 print(f"{planned.name}: vopt ended with exit code {code}; see its words above", file=sys.stderr)
                 return code
         if not done.exists():

@@ -75,11 +75,11 @@ def _config(point: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _farthest(made: list[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Two to four arguments changed together, as a search changes them: of 400 random points one whose nearest neighbour
+    """Two to four arguments changed together, as a search changes them: of 100 random points one whose nearest neighbour
     differs in the most arguments; of those, the one whose values are the rarest so far."""
     generator = random.Random(f"table {len(made)}")
     found: list[tuple[int, int, int, tuple[Any, ...]]] = []
-    for number in range(400):
+    for number in range(100):
         changed = set(generator.sample(range(len(SPACE)), 2 + len(made) % 3))
         point = tuple(generator.choice(v[1:]) if place in changed else None for place, v in enumerate(SPACE.values()))
         if not _possible(point) or point in made:
