@@ -2,11 +2,13 @@
 
 The frontend's own error is of no use here: "Engine core initialization failed. See root cause above" hides the cause,
 which only the engine core's output tells. So the log decides, read from its last line upwards, because what an engine
-says last before it dies is what killed it; then the exception; then the way the process ended.
+says last before it dies is what killed it; then the exception; then the way the process ended. A process that is killed
+says nothing: whether the kernel did it for lack of memory is told by the kernel's own counter.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import tomllib
 from collections.abc import Sequence
@@ -91,11 +93,23 @@ def classify(
     log_lines: Sequence[str],
     *,
     hang: bool = False,
+    oom_killed: bool = False,
 ) -> Failed:
-    """The failure of one engine. ``exception`` is ``Type: text`` from the trial process, ``log_lines`` its whole log's end."""
+    """The failure of one engine. ``exception`` is ``Type: text`` from the trial process, ``log_lines`` its whole log's end;
+    ``oom_killed``: the kernel killed a process for lack of memory meanwhile, which explains a death but no other message."""
     tail = tuple(log_lines[-LINES_KEPT:])
     if hang:
         return Failed(phase, FailureKind.HANG, _hang_detail(phase, tail), log_tail=tail)
+    found = _by_words(phase, ending, exception, log_lines, tail)
+    if not oom_killed or found.kind is not FailureKind.ENGINE_DIED:
+        return found
+    kind = FailureKind.OOM_START if phase in (Phase.START, Phase.PREFLIGHT) else FailureKind.OOM_LOAD
+    return dataclasses.replace(found, kind=kind, detail=f"the kernel killed a process for lack of memory; {found.detail}")
+
+
+def _by_words(
+    phase: Phase, ending: Ending, exception: str | None, log_lines: Sequence[str], tail: tuple[str, ...]
+) -> Failed:
     lines = [clean(line) for line in log_lines[-LINES_LOOKED_AT:] if not NOISE.search(line)]
     for line in [*reversed(lines), exception or ""]:
         for rule in rules():
@@ -122,8 +136,6 @@ def _kind_without_message(phase: Phase, ending: Ending, cause: str) -> FailureKi
     """No known message: an error of the arguments while starting is the configuration's, anything else a death."""
     name = cause.partition(":")[0].rpartition(".")[2]
     if phase in (Phase.START, Phase.PREFLIGHT):
-        if ending.code == -9:
-            return FailureKind.OOM_START  # nobody but the kernel's memory killer sends SIGKILL to a starting engine
         if name in _CONFIG_EXCEPTIONS or ending.code == 2:
             return FailureKind.INVALID_CONFIG
     return FailureKind.ENGINE_DIED

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from vopt.objectives.records import LoadResult, LoadStatus, RequestRecord
-from vopt.optimizer import caches, gpus
+from vopt.optimizer import caches, gpus, room
 from vopt.optimizer.engine.base import OnPhase, OnTick
 from vopt.optimizer.engine.failures import Ending, classify
 from vopt.optimizer.engine.interpreter import probe
@@ -47,6 +47,7 @@ class ProcessSession:
         self._closed: tuple[str, ...] | None = None
         self._closing = threading.Lock()
         self._interrupted = False
+        self._oom_kills = room.oom_kills()
 
     @property
     def _up(self) -> Hosted:
@@ -167,7 +168,10 @@ class ProcessSession:
         process = self._up.process
         ending = Ending(process.exit_code)
         leftovers = self._end(polite=False)
-        failed = classify(phase, ending, exception or process.spawn_error, self._lines(4000), hang=hang)
+        oom_killed = room.oom_kills() > self._oom_kills
+        failed = classify(
+            phase, ending, exception or process.spawn_error, self._lines(4000), hang=hang, oom_killed=oom_killed
+        )
         if exception is None and not hang and ending.code is None:
             failed = dataclasses.replace(failed, detail=f"{failed.detail} ({Ending(process.exit_code).words()})")
         if lost := gpus.lost(self._gpus):

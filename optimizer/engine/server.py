@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from vopt.objectives.records import LoadResult, LoadStatus
-from vopt.optimizer import caches, gpus
+from vopt.optimizer import caches, gpus, room
 from vopt.optimizer.engine.base import OnPhase, OnTick
 from vopt.optimizer.engine.failures import LINES_KEPT, Ending, classify, clean, root_cause
 from vopt.optimizer.engine.interpreter import probe
@@ -72,6 +72,7 @@ class ServerSession:
         self._closed: tuple[str, ...] | None = None
         self._interrupted = False
         self._clients = clients
+        self._oom_kills = room.oom_kills()
 
     @property
     def served_name(self) -> str:
@@ -181,7 +182,14 @@ class ServerSession:
         assert self._process is not None
         ending = Ending(self._process.exit_code)
         leftovers = self.close()
-        failed = classify(phase, ending, exception or self._process.spawn_error, self._lines(4000), hang=hang)
+        failed = classify(
+            phase,
+            ending,
+            exception or self._process.spawn_error,
+            self._lines(4000),
+            hang=hang,
+            oom_killed=room.oom_kills() > self._oom_kills,
+        )
         held = [name for name in leftovers if name.startswith("GPU")]
         if held:
             failed = dataclasses.replace(failed, detail=f"{failed.detail}; {'; '.join(held)}")

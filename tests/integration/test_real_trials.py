@@ -187,7 +187,7 @@ def test_a_process_killed_in_the_start_fails_the_start(trial: Trial, victim: str
         for process in killer:
             process.wait()
     assert failed.phase is Phase.START
-    assert failed.kind in (FailureKind.ENGINE_DIED, FailureKind.OOM_START), failed.detail
+    assert failed.kind is FailureKind.ENGINE_DIED, failed.detail
 
 
 @pytest.mark.fault("hang in start")

@@ -50,7 +50,7 @@ def test_the_last_cause_decides_not_an_earlier_one_that_was_survived() -> None:
     [
         (Phase.START, Ending(0), None, FailureKind.ENGINE_DIED),
         (Phase.START, Ending(2), None, FailureKind.INVALID_CONFIG),
-        (Phase.START, Ending(-9), None, FailureKind.OOM_START),
+        (Phase.START, Ending(-9), None, FailureKind.ENGINE_DIED),
         (Phase.START, Ending(-11), None, FailureKind.ENGINE_DIED),
         (Phase.START, Ending(None), "ValueError: a rule never seen", FailureKind.INVALID_CONFIG),
         (Phase.LOAD, Ending(0), None, FailureKind.ENGINE_DIED),
@@ -63,6 +63,25 @@ def test_without_a_known_message_the_ending_decides(
     failed = classify(phase, ending, exception, ["INFO 11-30 all is well"])
     assert failed.kind is kind
     assert failed.detail
+
+
+FATAL = "(EngineCore pid=7) ERROR 11-30 10:00:09 [core.py:5] EngineCore encountered a fatal error."
+
+
+@pytest.mark.parametrize(
+    ("phase", "log", "kind"),
+    [
+        (Phase.START, [], FailureKind.OOM_START),
+        (Phase.LOAD, [], FailureKind.OOM_LOAD),
+        (Phase.LOAD, [FATAL], FailureKind.OOM_LOAD),
+        (Phase.START, ["OSError: [Errno 28] No space left on device"], FailureKind.DISK_FULL),
+    ],
+)
+def test_a_silent_death_is_lack_of_memory_if_the_kernel_counted_a_kill(phase: Phase, log: list[str], kind: FailureKind) -> None:
+    failed = classify(phase, Ending(-9), None, log, oom_killed=True)
+    assert failed.kind is kind
+    assert ("the kernel killed a process for lack of memory" in failed.detail) == (kind is not FailureKind.DISK_FULL)
+    assert classify(phase, Ending(-9), None, log).kind in (FailureKind.ENGINE_DIED, FailureKind.DISK_FULL)
 
 
 @pytest.mark.parametrize(

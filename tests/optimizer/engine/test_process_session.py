@@ -6,6 +6,7 @@ import dataclasses
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -211,6 +212,37 @@ def test_a_death_under_load_is_noticed_at_once(trial: Trial, fault: str, message
         assert failed.load.status is LoadStatus.ENGINE_DIED
         assert len(failed.load.records) > at, "what was seen before the death is kept"
         assert failed.detail == message
+    assert session.close() == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["start", "load"])
+@pytest.mark.fault("out-of-memory kill")
+def test_a_kill_that_the_kernel_counted_is_lack_of_memory(trial: Trial, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    kills = [3]
+    monkeypatch.setattr("vopt.optimizer.room.oom_kills", lambda: kills[0])
+    session = trial("hang_start" if at == "start" else "", start_s=30.0)
+
+    def kernel_kills(pid: int) -> None:
+        kills[0] += 1
+        os.kill(pid, signal.SIGKILL)
+
+    def on_phase(phase: Phase, words: str) -> None:
+        if at == "start" and words == "starting the engine":
+            threading.Timer(0.5, kernel_kills, (leader_of(session._up.process),)).start()
+
+    def on_tick(tick: Any) -> bool:
+        if kills[0] == 3:
+            kernel_kills(leader_of(session._up.process))
+        return True
+
+    def start_and_load() -> None:
+        session.start(on_phase)
+        session.load(source(), plan(window_s=30.0), on_tick)
+
+    failed = failure_of(start_and_load)
+    assert failed.kind is (FailureKind.OOM_START if at == "start" else FailureKind.OOM_LOAD)
+    assert "the kernel killed a process for lack of memory" in failed.detail
     assert session.close() == ()
 
 
