@@ -43,7 +43,9 @@ def engine_environment(cache: Path, *, cpu_build: bool, offline: bool, start_s: 
     no start waits for a network. ``VLLM_USE_AOT_COMPILE=0``, for the CPU build only: its ahead-of-time cache fails to
     load, and every start would compile again (40 s instead of 15.7 s). ``VLLM_ENGINE_READY_TIMEOUT_S``: vLLM gives up on
     its own engine after 600 s, which a first start of a large model may need. ``PYTHONFAULTHANDLER``: a crash leaves a
-    traceback.
+    traceback. ``VLLM_ENABLE_STARTUP_PLAN=0``, whatever the shell says: the plan (0.26 and later) keeps the size of the KV
+    cache under a fingerprint that holds neither ``gpu_memory_utilization`` nor (0.26, 0.28) ``max_num_seqs``, so one trial
+    would run with the cache of another (``vllm/v1/worker/startup_plan.py``, ``CacheConfig.compute_hash``).
     """
     environment = {
         "VLLM_CACHE_ROOT": str(cache / "vllm"),
@@ -52,6 +54,7 @@ def engine_environment(cache: Path, *, cpu_build: bool, offline: bool, start_s: 
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "PYTHONFAULTHANDLER": "1",
+        "VLLM_ENABLE_STARTUP_PLAN": "0",
     }
     if cpu_build:
         environment["VLLM_USE_AOT_COMPILE"] = "0"

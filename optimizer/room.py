@@ -74,7 +74,9 @@ def oom_kills(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"))
     found = 0
     for counter in counters:
         with contextlib.suppress(OSError):
-            found += sum(int(words[1]) for words in map(str.split, counter.read_text().splitlines()) if words[:1] == ["oom_kill"])
+            found += sum(
+                int(words[1]) for words in map(str.split, counter.read_text().splitlines()) if words[:1] == ["oom_kill"]
+            )
     return found
 
 

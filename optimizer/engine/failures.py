@@ -107,9 +107,7 @@ def classify(
     return dataclasses.replace(found, kind=kind, detail=f"the kernel killed a process for lack of memory; {found.detail}")
 
 
-def _by_words(
-    phase: Phase, ending: Ending, exception: str | None, log_lines: Sequence[str], tail: tuple[str, ...]
-) -> Failed:
+def _by_words(phase: Phase, ending: Ending, exception: str | None, log_lines: Sequence[str], tail: tuple[str, ...]) -> Failed:
     lines = [clean(line) for line in log_lines[-LINES_LOOKED_AT:] if not NOISE.search(line)]
     for line in [*reversed(lines), exception or ""]:
         for rule in rules():
@@ -135,9 +133,8 @@ def root_cause(log_lines: Sequence[str]) -> str | None:
 def _kind_without_message(phase: Phase, ending: Ending, cause: str) -> FailureKind:
     """No known message: an error of the arguments while starting is the configuration's, anything else a death."""
     name = cause.partition(":")[0].rpartition(".")[2]
-    if phase in (Phase.START, Phase.PREFLIGHT):
-        if name in _CONFIG_EXCEPTIONS or ending.code == 2:
-            return FailureKind.INVALID_CONFIG
+    if phase in (Phase.START, Phase.PREFLIGHT) and (name in _CONFIG_EXCEPTIONS or ending.code == 2):
+        return FailureKind.INVALID_CONFIG
     return FailureKind.ENGINE_DIED
 
 

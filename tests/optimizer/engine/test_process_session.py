@@ -146,6 +146,22 @@ def test_the_next_trial_takes_the_process_that_imported_during_this_start(trial:
     assert not [path for path in third.log.parent.parent.iterdir() if path.name.startswith(".spare")]
 
 
+def test_weights_are_read_ahead_until_the_engine_is_up(trial: Trial, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    with (model / "model.safetensors").open("wb") as file:
+        file.write(os.urandom(20 << 20))
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    session = trial()
+    session._spec = dataclasses.replace(session._spec, model=str(model))
+    assert session.start(no_phase).start_parts_s["weights_ahead"] > 0
+    assert not [thread for thread in threading.enumerate() if thread.name == "vopt-readahead"], "nothing reads beside a load"
+    again = trial()
+    again._spec = dataclasses.replace(again._spec, model=str(model))
+    assert "weights_ahead" not in again.start(no_phase).start_parts_s, "they are in the page cache"
+
+
 START_FAULTS = [
     ("fail_start", MAMBA, {}, FailureKind.MAMBA_BLOCKS, {"max_num_seqs": {"at_most": 856}}),
     ("fail_start", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.27 GiB.", {}, FailureKind.OOM_START, {}),
