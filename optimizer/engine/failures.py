@@ -22,7 +22,7 @@ from vopt.optimizer.trial import Failed, FailureKind, Phase
 NOISE = re.compile(
     r"registry\.py|Tokenizer not available|See root cause above|Engine core initialization failed"
     r"|initialization failed due to an exception in a background process"
-    r"|encountered an issue\. See stack trace|resource_tracker|\bWARNING\b|\bINFO\b|\bDEBUG\b"
+    r"|encountered an issue\. See stack trace|resource_tracker|(?:^|\s)(?:WARNING|INFO|DEBUG)(?::| \d)"
 )
 """Lines that mention failures without being their cause (model class inspection logs a traceback that is survived)."""
 
@@ -40,6 +40,7 @@ class MessageRule:
     kind: FailureKind
     pattern: re.Pattern[str]
     sample: str
+    source: str
     versions: str
     phases: frozenset[Phase]
     argument: str | None = None
@@ -67,6 +68,7 @@ def _rule(entry: dict[str, Any]) -> MessageRule:
         kind=FailureKind(entry["kind"]),
         pattern=re.compile(entry["pattern"], re.IGNORECASE),
         sample=entry["sample"],
+        source=entry["source"],
         versions=entry["versions"],
         phases=frozenset(Phase(name) for name in entry.get("phases", ())),
         argument=hint.get("argument"),
