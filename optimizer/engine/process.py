@@ -228,7 +228,11 @@ def engine_environment(spec: TrialSpec) -> tuple[dict[str, str], Path]:
     offline = Path(spec.model).is_dir() or spec.revision is not None
     environment = caches.inherited_environment(offline)
     environment |= caches.engine_environment(
-        cache, cpu_build=interpreter.cpu_build, offline=offline, start_s=spec.deadlines.start_s
+        cache,
+        cpu_build=interpreter.cpu_build,
+        offline=offline,
+        start_s=spec.deadlines.start_s,
+        bytecode=interpreter.bytecode,
     )
     environment |= gpus.cuda_environment(spec.gpus)
     return environment | dict(spec.environment), cache
