@@ -18,6 +18,9 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+RELEASES = ("0.28.0", "0.30.0", "0.32.0")
+"""Releases whose engines run on a CPU beside each other's packages."""
+
 GIVEN = "VOPT_TEST_VLLM_PYTHONS"
 """Environment variable: interpreters to use instead, separated like ``PATH``."""
 
@@ -43,6 +46,7 @@ def overlay(directory: Path, version: str, *more: str) -> str:
         # Before the other packages are in sight: their own metadata of ``vllm`` would be taken for this one's.
         mend = ROOT / "optimizer" / "engine" / "cpu_build.py"
         subprocess.run([str(python), str(mend)], check=True)
+        (packages / "vllm_cpu_torchvision.pth").unlink()  # the environment below declares torchvision's operators already
         below = sysconfig.get_paths()["purelib"]
         beneath.write_text(f"import site; site.addsitedir({below!r})\n", encoding="utf-8")
     return str(python)
