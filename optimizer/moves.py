@@ -20,7 +20,7 @@ RADIUS = 3  # arguments that a proposal changes at once
 _STARTS = 3  # of the best known points, from which proposals depart
 _BEAM = 12
 _RANDOM = 2000
-_LIKELY, _LAST = 0.9, 1e6  # chance to run that a careful proposal has, and how far others are put behind it
+_LIKELY, _LAST = 0.95, 1e6  # chance to run that a careful proposal has, and how far others are put behind it
 _WHOLE = 20_000  # spaces up to this size are looked at whole
 
 
