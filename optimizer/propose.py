@@ -19,6 +19,7 @@ from vopt.optimizer.progress import SCREENED, Arms, Progress, candidates
 from vopt.optimizer.setup import SHORT_SEARCH, SearchSetup
 from vopt.optimizer.trial import EngineConfig, Phase
 from vopt.optimizer.verdict import provisional_winner, settled
+from vopt.search_spaces.learned import OUT_OF_MEMORY
 from vopt.search_spaces.space import Point
 
 MOST_LOST = 0.2  # share of failed requests beyond which a rate says nothing of the arguments
@@ -165,8 +166,16 @@ def observations(progress: Progress) -> list[Observation]:
         worst = max(judged.violations.values(), default=-1.0)
         code = 1.0 if judged.feasible else -min(1.0, max(0.3, 10 * worst))
         doubt = _doubt(judged)
-        seen.append(Observation(point, judged.merit if doubt is not None else None, code, doubt or 1.0))
+        seen.append(Observation(point, judged.merit if doubt is not None else None, code, doubt or 1.0, _starved(judged)))
     return seen
+
+
+def _starved(judged: Judged) -> bool | None:
+    """Whether the start ran out of memory; ``None`` where it failed before, or otherwise."""
+    failure = judged.record.failure
+    if failure is None:
+        return False
+    return True if str(failure.kind) in OUT_OF_MEMORY else None
 
 
 def _doubt(judged: Judged) -> float | None:

@@ -265,7 +265,7 @@ def check_command(options: CheckedSpaceOptions) -> SpaceAnswer:
     """``vopt space --check``: a launch command taken apart, flag by flag."""
     python = str(options.python) if options.python else sys.executable
     machine = find_machine(options.simulate, options.gpus, python)
-    schema = find_arguments(python, machine, options.vllm_version)
+    schema = find_arguments(python, machine, options.vllm_version, installed=options.python is not None)
     text = _command_text(options.check or "")
     subject = _checked_subject(text, schema, machine)
     if machine.simulated:

@@ -97,7 +97,7 @@ def find_subject(options: SpaceOptions | BenchOptions, say: Callable[[str], None
     machine = find_machine(options.simulate, options.gpus, python)
     if not machine.simulated:
         say(f"asking the vLLM of {python} for its arguments and for its view of the model")
-    schema = find_arguments(python, machine, options.vllm_version)
+    schema = find_arguments(python, machine, options.vllm_version, installed=options.python is not None)
     command = _command(options, schema)
     name = _model_name(options.model, command)
     fixed, front_end = _set_arguments(options.set, schema)
@@ -198,14 +198,18 @@ def _chosen(seen: Sequence[gpus.Gpu], wanted: str | None) -> list[gpus.Gpu]:
     return chosen
 
 
-def find_arguments(python: str, machine: Machine, version: str | None) -> Arguments:
-    """The arguments of the installed vLLM; for a simulation, those of a stored release."""
-    if not machine.simulated:
-        return read_arguments(python, cache=cache_root() / "arguments")
-    try:
-        return stored_arguments(version or NEWEST)
-    except ValueError as error:
-        raise UsageError(f"--vllm-version {version}: {error}", hint=f"--vllm-version {stored_versions()[-1]}") from None
+def find_arguments(python: str, machine: Machine, version: str | None, *, installed: bool = False) -> Arguments:
+    """The arguments of the installed vLLM; for a simulation those of a stored release, or with ``installed`` those of the vLLM
+    that ``python`` has."""
+    if machine.simulated and not installed:
+        try:
+            return stored_arguments(version or NEWEST)
+        except ValueError as error:
+            raise UsageError(f"--vllm-version {version}: {error}", hint=f"--vllm-version {stored_versions()[-1]}") from None
+    if version is not None:
+        why = "--python names a vLLM that is asked itself" if installed else "without --simulate the installed vLLM is asked itself"
+        raise UsageError(f"--vllm-version {version}: {why}", hint="leave --vllm-version out")
+    return read_arguments(python, cache=cache_root() / "arguments")
 
 
 def _command(options: SpaceOptions | BenchOptions, schema: Arguments) -> LaunchCommand:
