@@ -20,6 +20,7 @@ from vopt.objectives.metrics import Direction, Metrics
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.history import FailureSummary, Pending, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.recommend import Recommendation
+from vopt.optimizer.setup import Budget, Pinned, SearchSetup
 from vopt.optimizer.trial import EngineConfig, FailureKind, Phase, StartClass
 from vopt.search_spaces.space import Parameter, Point, SearchSpace, Seed, Violation
 
@@ -74,6 +75,12 @@ class Landscape:
     goal: Goal = THROUGHPUT
     mode: Mapping[str, Any] = field(default_factory=dict)
     noise: float = 0.01
+
+    def setup(self, trials: int, seed: int) -> SearchSetup:
+        """The search as a user gets it, with its bare mode and without a bound on time."""
+        pinned = (Pinned(EngineConfig(self.mode), "the bare mode"),) if self.mode else ()
+        budget = Budget(trials=trials, time_s=None, soak_s=0)
+        return SearchSetup(self.goal, self.space, budget, pinned=pinned, seed=seed, early_end=False)
 
     def feasible(self, point: Point) -> bool:
         truth = self.truth(point)
