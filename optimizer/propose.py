@@ -15,7 +15,7 @@ from vopt.optimizer import schedule
 from vopt.optimizer.history import Arm, Stage
 from vopt.optimizer.judge import ARTEFACT, STOPPED_EARLY, Judged, of_stage
 from vopt.optimizer.moves import Observation
-from vopt.optimizer.progress import SCREENED, Arms, Progress, candidates
+from vopt.optimizer.progress import SCREENED, Arms, Progress, candidates, objective_merits
 from vopt.optimizer.setup import SHORT_SEARCH, SearchSetup
 from vopt.optimizer.trial import EngineConfig, Phase
 from vopt.optimizer.verdict import provisional_winner, settled
@@ -157,7 +157,7 @@ def allowed(progress: Progress, point: Point) -> bool:
 
 def observations(progress: Progress) -> list[Observation]:
     """What the model learns from: every charged in-search start that lies on the grid."""
-    seen = []
+    seen, weights = [], _weights(progress)
     for judged in of_stage(progress.charged, Stage.SEARCH, Stage.SCREENING):
         point = progress.effective.point(judged.record.config)
         if point is None:
@@ -165,8 +165,21 @@ def observations(progress: Progress) -> list[Observation]:
         worst = max(judged.violations.values(), default=-1.0)
         code = 1.0 if judged.feasible else -min(1.0, max(0.3, 10 * worst))
         doubt = _doubt(judged)
-        seen.append(Observation(point, judged.merit if doubt is not None else None, code, doubt or 1.0))
+        merit = judged.merit if doubt is not None else None
+        if weights and doubt is not None:
+            parts = objective_merits(progress.setup.goal, judged)
+            merit = None if parts is None else sum(w * part for w, part in zip(weights, parts, strict=True))
+        seen.append(Observation(point, merit, code, doubt or 1.0))
     return seen
+
+
+_WEIGHTS = ((0.5, 0.5), (0.8, 0.2), (0.2, 0.8))
+"""How two objectives are weighed in one proposal after the other, so that a front is found and not one point of it: ParEGO
+(Knowles, IEEE Transactions on Evolutionary Computation 10, 2006) with three fixed weights instead of random ones."""
+
+
+def _weights(progress: Progress) -> tuple[float, ...]:
+    return _WEIGHTS[len(progress.searched) % len(_WEIGHTS)] if progress.setup.goal.objectives else ()
 
 
 def _doubt(judged: Judged) -> float | None:
@@ -187,7 +200,10 @@ def _doubt(judged: Judged) -> float | None:
 
 
 def out_of_patience(progress: Progress) -> bool:
-    """Whether the last ``patience`` proposals brought nothing above the noise over the best before them."""
+    """Whether the last ``patience`` proposals brought nothing above the noise over the best before them. Of several objectives
+    one of them may have gained: then the whole budget is used."""
+    if progress.setup.goal.objectives:
+        return False
     patience, noise = progress.setup.budget.patient_for, progress.setup.restart_noise
     first = 1 + len(progress.setup.pinned) + min(SEEDS, len(progress.setup.space.seeds))
     merits = [judged.merit if judged.may_win and judged.merit is not None else None for judged in progress.searched]

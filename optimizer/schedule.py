@@ -55,8 +55,8 @@ def learned(timing: Timing, records: Sequence[TrialRecord]) -> Timing:
         for r in records
         if r.failure is None and r.stage in (Stage.SEARCH, Stage.SCREENING, Stage.CONFIRMATION) and Phase.LOAD in r.phase_s
     ]
-    # The first load also finds the concurrency or the rate: it would overstate all others.
-    loads = loads[1:] if len(loads) > 1 else loads
+    # The first load also finds the concurrency or the rate: it would overstate all others, and end a search for want of time.
+    loads = loads[1:]
     stops = [r.phase_s[Phase.STOP] for r in records if Phase.STOP in r.phase_s]
     return Timing(
         first_start_s=seen(StartClass.FIRST, timing.first_start_s),

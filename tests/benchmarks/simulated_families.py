@@ -1,8 +1,8 @@
 """Families on the simulated engine: real spaces, real limits, a known truth, and noise from start to start.
 
-Each configuration is simulated once without noise and kept, by family, under ``build/regret/`` until a source file that decides
-it changes. A measured start is that truth times one factor of its own: what a restart does (``RESTART_NOISE``). The other ways of
-searching see the space as the baseline's counters opened it; ours opens it by itself.
+Each configuration is simulated once without noise and kept, by family, under ``build/regret/`` until a source file that
+decides it changes. A measured start is that truth times one factor of its own: what a restart does (``RESTART_NOISE``). The
+other ways of searching see the space as the baseline's counters opened it; ours opens it by itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from vopt.search_spaces.space import Point, SearchSpace
 RESTART_NOISE = 0.01
 """Standard deviation of the logarithm from start to start; 0.2 to 1 % is what others publish."""
 CLEARLY = 3 * RESTART_NOISE
-"""By how much of itself a limit has to be broken without noise before an answer counts as infeasible: nearer to it, noise decides."""
+"""By how much of itself a limit is broken without noise where an answer counts as infeasible: nearer to it, noise decides."""
 WHOLE = 700
 """Spaces of up to this many points are simulated whole; in larger ones the optimum is the best that ascents find."""
 
@@ -113,7 +113,7 @@ class SimulatedLandscape:
     @cached_property
     def _frozen(self) -> tuple[Measurement, TrialRecord]:
         """The measurement as the defaults froze it, and their start."""
-        subject, (load, asked), goal, _ = self._parts
+        _subject, (load, asked), _goal, _ = self._parts
         session = self._session(EngineConfig())
         started = session.start(lambda phase, words: None)
         loads = NumberedLoads(load.requests.source, lambda tick: True)
@@ -130,16 +130,15 @@ class SimulatedLandscape:
         session = self._session(config)
         try:
             started = session.start(lambda phase, words: None)
-            return self._record(
-                config, started, session.load(source, measurement.plan, lambda tick: True), None, measurement
-            )
+            return self._record(config, started, session.load(source, measurement.plan, lambda tick: True), None, measurement)
         except EngineFailure as failure:
             return self._record(config, failure.failed.started, failure.failed.load, failure.failed, measurement)
 
     def _session(self, config: EngineConfig) -> SimulatedSession:
         subject = self._parts[0]
         spec = TrialSpec("0", subject.model.name, subject.fixed | config, Path(), "python")
-        assert subject.shape is not None and subject.machine.hardware is not None
+        assert subject.shape is not None
+        assert subject.machine.hardware is not None
         return SimulatedSession(
             spec,
             subject.shape,
