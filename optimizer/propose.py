@@ -124,7 +124,7 @@ def queue(progress: Progress) -> Iterator[Run]:
     measured = sum(judged.record.config in {config for config, _ in seeds} for judged in progress.searched)
     fresh = [(config, reason) for config, reason in seeds if config not in progress.seen]
     room = max(0, min(SEEDS, setup.budget.searched // 3) - _seeds_measured(progress))
-    wanted += by_compile_key(setup, fresh[:room]) if measured <= SEEDS else []
+    wanted += by_compile_key(progress, fresh[:room]) if measured <= SEEDS else []
     for config, reason in wanted:
         if config not in progress.seen:
             yield Run(config, Stage.SEARCH, reason)
@@ -137,10 +137,12 @@ def _seeds_measured(progress: Progress) -> int:
     return len({judged.record.config for judged in progress.searched} & (seeds - skipped))
 
 
-def by_compile_key(setup: SearchSetup, runs: list[tuple[EngineConfig, str]]) -> list[tuple[EngineConfig, str]]:
-    """The same runs, those of one compile key together, in the order in which the keys appear."""
+def by_compile_key(progress: Progress, runs: list[tuple[EngineConfig, str]]) -> list[tuple[EngineConfig, str]]:
+    """The same runs, those of one compile key together: first those of the start that was just made, then the others in the
+    order in which their keys appear."""
+    setup, last = progress.effective, progress.history[-1:]
     keyed = [(compile_key(setup, config), config, reason) for config, reason in runs]
-    order = list(dict.fromkeys(key for key, _, _ in keyed))
+    order = dict.fromkeys([*(compile_key(setup, judged.record.config) for judged in last), *(key for key, _, _ in keyed)])
     return [(config, reason) for wanted in order for key, config, reason in keyed if key == wanted]
 
 
@@ -254,7 +256,7 @@ def _screening(progress: Progress) -> Step | None:
     top = candidates(progress)[: min(SCREENED, budget.screening)]
     if len(top) < 2 and budget.rounds:
         return None  # one candidate needs no choosing
-    for config, _ in by_compile_key(progress.effective, [(judged.record.config, "") for judged in top]):
+    for config, _ in by_compile_key(progress, [(judged.record.config, "") for judged in top]):
         if not progress.starts_of(config, Stage.SCREENING) and config not in progress.given_up:
             return Run(config, Stage.SCREENING, "screening: one more start of a top configuration")
     return None

@@ -207,9 +207,9 @@ def prepared(family: str, seed: int) -> float:
     return landscape_of(family, seed).regret({})
 
 
-def run(family: str, method: str, seed: int, budgets: Sequence[int]) -> dict[int, Outcome]:
-    """One method on one landscape, at every budget."""
-    return METHODS[method](landscape_of(family, seed), seed, budgets)
+def run(family: str, methods: Sequence[str], seed: int, budgets: Sequence[int]) -> list[dict[int, Outcome]]:
+    """Each method on one landscape, at every budget."""
+    return [METHODS[method](landscape_of(family, seed), seed, budgets) for method in methods]
 
 
 def measured(
@@ -221,8 +221,9 @@ def measured(
         list(pool.map(prepared, names, [seeds[0]] * len(names)))
         for name in names:
             began = time.monotonic()
-            runs = {(m, s): pool.submit(run, name, m, s, budgets) for s in seeds for m in methods}
-            results[name] = {m: [runs[m, s].result() for s in seeds] for m in methods}
+            runs = [pool.submit(run, name, methods, seed, budgets).result for seed in seeds]
+            rows = [result() for result in runs]
+            results[name] = {method: [row[i] for row in rows] for i, method in enumerate(methods)}
             print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return results
 
