@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from vopt.objectives.metrics import Metrics, compute_metrics, token_curve
-from vopt.objectives.records import LoadResult
+from vopt.objectives.records import LoadResult, LoadStatus
 from vopt.optimizer.early_end import early_end
 from vopt.optimizer.engine.base import Session
 from vopt.optimizer.events import Listener, LoadTicked, Note, PhaseBegan
 from vopt.optimizer.first_load import NumberedLoads, first_load
 from vopt.optimizer.history import SAMPLED_STAGES, Arm, FailureSummary, Stage, TrialRecord, TrialRequest
-from vopt.optimizer.load.plan import Tick
+from vopt.optimizer.load.plan import LoadPlan, Tick
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.measurement import CLIENT_LIMITED, STALL_FACTOR, Asked, Measurement
+from vopt.optimizer.raw_records import RECORDS, SECOND_RECORDS, SIMULATED_CHUNKS, drop_last_raw, write_records
+from vopt.optimizer.second_load import PLAN, found_plan, joined, second_source, worse_status
 from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Measured, Outcome, Phase, Started, TrialSpec
 
 OpenSession = Callable[[TrialSpec, bool], Session]
@@ -50,14 +50,19 @@ class Bench:
     conditions: Callable[[], Mapping[str, Any]]
     refusal: Callable[[TrialRequest], str | None] = lambda request: None
     """Why vLLM itself would not take a configuration, asked without an engine; ``None`` when it would."""
+    second: Asked | None = None
+    """The open loop after the closed one, where two goals need either."""
+    balance: Callable[[Mapping[str, float]], float | None] = lambda values: None
+    """The joint figure of several goals; ``None`` for one goal."""
 
 
 class Evaluator:
     """Evaluates trial requests, one at a time. The first successful baseline freezes the measurement for all others."""
 
-    def __init__(self, bench: Bench, measurement: Measurement | None = None) -> None:
+    def __init__(self, bench: Bench, measurement: Measurement | None = None, second: LoadPlan | None = None) -> None:
         self.bench = bench
-        self.measurement = measurement
+        self.measurement, self.second_plan = measurement, second
+        self._second: LoadResult | None = None
         self.served_stall_s: float | None = None
         self._conditions: Mapping[str, Any] = {}
 
@@ -69,7 +74,7 @@ class Evaluator:
         spec.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         began_at = datetime.now(UTC).isoformat(timespec="seconds")
         served = self._served(request)
-        self._conditions = {}
+        self._conditions, self._second = {}, None
         refused = self.bench.refusal(request) if request.stage in SAMPLED_STAGES else None
         if refused is not None:
             outcome: Outcome = Failed(Phase.PREFLIGHT, FailureKind.INVALID_CONFIG, refused)
@@ -87,6 +92,7 @@ class Evaluator:
         try:
             started = session.start(clock.begin)
             load, probes = self._load(request, session, clock)
+            self._second = self._second_load(request, session, load)
             outcome: Outcome = Measured(started, load, {}, probes)
         except EngineFailure as failure:
             outcome = failure.failed
@@ -113,6 +119,24 @@ class Evaluator:
             # comes first in the first round, and not by the engine alone.
             plan = replace(plan, stall_after_s=self.served_stall_s)
         return session.load(source, plan, self._on_tick(request)), ()
+
+    def _second_load(self, request: TrialRequest, session: Session, first: LoadResult) -> LoadResult | None:
+        """The open loop at the rate that the baseline's found, with the same requests; only after a first load that counts."""
+        asked, measurement = self.bench.second, self.measurement
+        if asked is None or measurement is None or request.stage is Stage.SOAK or first.status not in MEASURED_STATUSES:
+            return None
+
+        def told(tick: Tick) -> bool:
+            self.bench.listener(LoadTicked(request.label, tick))
+            return True
+
+        loads = NumberedLoads(second_source(self.bench.source.with_observed(measurement.observed_output_tokens)), told)
+        once = loads.on(session.load)
+        if self.second_plan is None:
+            load, self.second_plan = found_plan(asked, first, once, lambda text: self.bench.listener(Note(text)))
+            return load
+        plan = self.second_plan
+        return once(replace(plan, stall_after_s=self.served_stall_s) if self._served(request) else plan)
 
     def _served(self, request: TrialRequest) -> bool:
         return self.bench.served_trials or (self.bench.served_confirmation and request.stage in SERVED_STAGES)
@@ -181,23 +205,23 @@ class Evaluator:
                 failure = FailureSummary(failed.phase, failed.kind, failed.detail, failed.log_tail, failed.hint)
         metrics = None
         if load is not None:
-            write_records(
-                spec.directory / "records.jsonl.gz", load, most_chunks=SIMULATED_CHUNKS if self.bench.simulated else None
-            )
-            _drop_last_raw(spec.directory)
-            metrics = compute_metrics(load, slos=self.bench.slos)
+            write_records(spec.directory / RECORDS, load, most_chunks=SIMULATED_CHUNKS if self.bench.simulated else None)
+            drop_last_raw(spec.directory)
+            metrics = self._metrics(load, spec.directory)
         environment = dict(self._conditions or self.bench.conditions())
         if started is not None:
             environment["vllm_version"] = started.vllm_version
         if self.measurement is not None:
             environment["load_plan"] = self.measurement.to_json()
+        if self._second is not None and self.second_plan is not None:
+            environment[PLAN] = asdict(self.second_plan)
         return TrialRecord(
             label=request.label,
             config=request.config,
             stage=request.stage,
             arm=request.arm,
             attempt=request.attempt,
-            status=load.status if load else None,
+            status=None if load is None else worse_status(load.status, self._second.status) if self._second else load.status,
             metrics=metrics,
             failure=failure,
             argv=self.bench.argv_for(request),
@@ -214,6 +238,17 @@ class Evaluator:
             served=served,
             environment=environment,
         )
+
+    def _metrics(self, load: LoadResult, directory: Path) -> Metrics:
+        """The figures of a start: of its one load, or of both as one with their joint figure."""
+        metrics = compute_metrics(load, slos=self.bench.slos)
+        if self._second is None:
+            return metrics
+        write_records(directory / SECOND_RECORDS, self._second, most_chunks=SIMULATED_CHUNKS if self.bench.simulated else None)
+        drop_last_raw(directory)
+        metrics = joined(metrics, compute_metrics(self._second, slos=self.bench.slos))
+        joint = self.bench.balance(metrics.values)
+        return metrics if joint is None else replace(metrics, values={**metrics.values, "balance": joint})
 
     def _flags(self, metrics: Metrics | None, load: LoadResult | None) -> tuple[str, ...]:
         flags = []
@@ -236,9 +271,7 @@ def _closed(session: Session) -> tuple[str, ...]:
         raise
 
 
-SIMULATED_CHUNKS = 6
-"""Chunks kept of a simulated request: its times between first and last token are arithmetic, not observation."""
-
+MEASURED_STATUSES = (LoadStatus.COMPLETE, LoadStatus.UNSTEADY)
 ARTEFACT_ACCEPTANCE = 0.95
 """Dummy weights repeat themselves, so drafts are accepted as no real text would be."""
 
@@ -281,37 +314,3 @@ def _acceptance_rate(load: LoadResult | None) -> float | None:
     if not drafted or not drafted[-1].draft_tokens:
         return None
     return (drafted[-1].accepted_tokens or 0) / drafted[-1].draft_tokens
-
-
-def _drop_last_raw(directory: Path) -> None:
-    """Remove the trial process's own copy of the deciding load, which now stands in ``records.jsonl.gz``; probes stay."""
-    raw = sorted(directory.glob("records-*.jsonl.gz"), key=lambda path: int(path.name.split("-")[1].split(".")[0]))
-    for path in raw[-1:]:
-        path.unlink()
-
-
-def write_records(path: Path, load: LoadResult, most_chunks: int | None = None) -> None:
-    """Raw request records as gzip JSON lines, complete or absent: written aside, then renamed.
-
-    ``most_chunks`` joins neighbouring chunks, first one apart, until no record has more.
-    """
-    aside = path.with_suffix(".part")
-    encode = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make an encoder for every record
-    with gzip.open(aside, "wt", encoding="utf-8", compresslevel=1) as lines:
-        for record in load.records:
-            row = record.to_json()
-            if most_chunks is not None:
-                row |= _joined(record.chunk_times_s, record.chunk_tokens, most_chunks)
-            lines.write(encode(row) + "\n")
-    aside.replace(path)
-
-
-def _joined(times: tuple[float, ...], tokens: tuple[int, ...], most: int) -> dict[str, tuple[float, ...] | tuple[int, ...]]:
-    """The chunks of a record's row, at most ``most`` of them: the first as it is, then as many as needed in one."""
-    if len(times) <= most:
-        return {}
-    width = -(-(len(times) - 1) // (most - 1))
-    return {
-        "chunk_times_s": (times[0], *times[width:-1:width], times[-1]),
-        "chunk_tokens": (tokens[0], *[sum(tokens[start : start + width]) for start in range(1, len(times), width)]),
-    }

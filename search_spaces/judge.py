@@ -218,7 +218,9 @@ class Judge:
 
     def _by_goal(self, d: Declaration) -> str | None:
         wanted = d.asked or d.name in self.choices.allow_lossy or d.name in self.choices.allow_contract
-        return None if wanted or self.goal in d.searched else f"only on request (--vary {d.name})"
+        return (
+            None if wanted or any(goal in d.searched for goal in self.goal.split("-")) else f"only on request (--vary {d.name})"
+        )
 
     def _parameter(self, d: Declaration, narrowings: tuple[Narrowing, ...]) -> Parameter:
         default = self._default(d)

@@ -72,9 +72,18 @@ def test_a_later_trial_reopens_what_its_counters_show() -> None:
     found = opening(made(), baseline, (baseline, later))
     assert "gpu_memory_utilization" in found.space
     reopened = {change.name: change for change in found.changes if change.what == "reopened"}
-    assert set(reopened) == {"gpu_memory_utilization", "max_num_seqs"}
+    assert set(reopened) == {"gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens"}
     assert reopened["max_num_seqs"].trial == "3"
-    assert len(found.lessons) == 1
+    assert found.lessons == ()
+
+
+def test_requests_in_flight_that_fit_bound_the_sequences_whatever_waits() -> None:
+    """Seen in simulations: 512 requests in flight, room for 1,024, and a queue all the same, for a step of prompts was full."""
+    busy = with_counters({"0": {"queued_share": 0.8, "full_budget_share": 0.001}}, {}, "0")
+    busy = replace(busy, environment={"load_plan": {"concurrency": 64}})
+    found = opening(made(), busy, ())
+    assert [change.name for change in found.changes] == ["max_num_seqs"]
+    assert "never more than 64 requests in flight" in found.changes[0].reason
 
 
 def test_a_queue_that_a_trial_made_itself_opens_nothing() -> None:
