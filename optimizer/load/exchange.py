@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vopt.objectives.records import RequestFailure, RequestFailureKind, RequestRecord
-from vopt.optimizer.load.chunks import StreamState, error_message, spread_tokens
+from vopt.optimizer.load.chunks import PLAIN_TEXTS, StreamState, error_message, is_plain_text, spread_tokens
 from vopt.optimizer.load.http1 import HttpViolation, ResponseParser
 from vopt.optimizer.load.plan import Request
 from vopt.optimizer.load.sse import SseParser
@@ -22,7 +23,9 @@ class Exchange:
     __slots__ = (
         "_body",
         "_expected",
+        "_heads",
         "_http",
+        "_prefix",
         "_sse",
         "_streaming",
         "done_at",
@@ -40,7 +43,9 @@ class Exchange:
         self._http, self._sse = ResponseParser(), SseParser()
         self._streaming: bool | None = None
         self._body = bytearray()
-        self._expected: tuple[bytes, bytes, int, dict[bytes, int], list[float]] | None = None
+        self._expected: tuple[bytes, int, list[float]] | None = None
+        self._heads: dict[int, bytes] = {}
+        self._prefix = b""
         self.state = StreamState(chat)
         self.sent_at = self.last_at = sent_at
         self.origin_s = origin_s
@@ -61,23 +66,16 @@ class Exchange:
 
     def received(self, data: bytes, now: float) -> None:
         self.last_at = now
-        if self._expected is not None:
-            # One read that is one chunk with one plain token in it, by far the most frequent: what the three parsers would
-            # find is settled without a call into any of them. Four line ends are the frame's own; one more, a carriage
-            # return more, or a backslash would need them.
-            head, tail, quotes, sizes, times = self._expected
-            at = data.find(b"\r\n", 0, 12)
-            if (
-                data.startswith(head, at)
-                and data.endswith(tail)
-                and len(data) > at + len(head) + len(tail)
-                and sizes.get(data[:at]) == len(data) - at - 4
-                and data.count(b'"') == quotes
-                and data.count(b"\n") == 4
-                and data.count(b"\r") == 2
-                and b"\\" not in data
-            ):
+        if (expected := self._expected) is not None:
+            # Reads that are whole chunks with one plain token each, by far the most frequent: what the three parsers would
+            # find is settled without a call into any of them. Most often it is one chunk.
+            tail, cut, times = expected
+            head = self._heads.get(len(data))
+            if head is not None and data.startswith(head) and data.endswith(tail) and data[len(head) : cut] in PLAIN_TEXTS:
                 times.append(now)
+                return
+            if plain := plain_chunks(data, self._heads, tail):
+                times.extend((now,) * plain)
                 return
         http = self._http
         try:
@@ -101,13 +99,18 @@ class Exchange:
             self.finish(now)
         self._expected = self._expectation()
 
-    def _expectation(self) -> tuple[bytes, bytes, int, dict[bytes, int], list[float]] | None:
-        """What a read looks like that is one chunk with one plain token, if all three parsers stand between two of them."""
+    def _expectation(self) -> tuple[bytes, int, list[float]] | None:
+        """How a chunk with one plain token ends (as bytes, and as the place to cut at), and where to note its time, if all
+        three parsers stand between two of them. ``_heads`` has how such chunks begin."""
         http, state = self._http, self.state
         if not (http.between_chunks and self._sse.clean and state.template is not None) or state.done or self.finished.done():
             return None
-        prefix, suffix, quotes = state.template
-        return b"\r\ndata: " + prefix, suffix + b"\n\n\r\n", quotes, http.sizes, state.times
+        prefix, suffix = state.template
+        if len(self._heads) != len(http.sizes) or self._prefix is not prefix:
+            self._prefix = prefix
+            self._heads = {len(line) + size + 4: line + b"\r\ndata: " + prefix for line, size in http.sizes.items()}
+        tail = suffix + b"\n\n\r\n"
+        return tail, -len(tail), state.times
 
     def _events(self, events: list[bytes], now: float) -> None:
         state = self.state
@@ -211,6 +214,28 @@ class Exchange:
             cached_prompt_tokens=cached if isinstance(cached, int) else None,
             session=request.session,
         )
+
+
+def plain_chunks(data: bytes, heads: Mapping[int, bytes], tail: bytes) -> int:
+    """How many chunks ``data`` is, each of one plain token, nothing before, between or behind them; 0 when it is not that.
+
+    ``heads``: how a chunk of so many bytes begins, up to its text: its size as HTTP frames it and the template's prefix.
+    ``tail``: how every chunk ends, from the text's closing quote on. A plain text has no line end, so that the frames' own
+    line ends divide the chunks.
+    """
+    *chunks, rest = data.split(b"\n\n\r\n")
+    if rest:
+        return 0
+    end = tail[:-4]
+    cut = -len(end)
+    for chunk in chunks:
+        head = heads.get(len(chunk) + 4)
+        if head is None or not (chunk.startswith(head) and chunk.endswith(end)):
+            return 0
+        text = chunk[len(head) : cut]
+        if text not in PLAIN_TEXTS and not is_plain_text(text):
+            return 0
+    return len(chunks)
 
 
 def _count(value: object) -> int:
