@@ -47,6 +47,14 @@ class RefusedByServer(ValueError):
     """An HTTP error where an answer was due; says the status and the beginning of the body."""
 
 
+class TlsProblem(OSError):
+    """The server was reached, but there is no TLS connection to it that may be trusted. ``hint`` says what to type."""
+
+    def __init__(self, words: str, hint: str) -> None:
+        super().__init__(words)
+        self.hint = hint
+
+
 class HttpEngine:
     """One server as an engine (``vopt.optimizer.engine.base.Engine``). Use as an async context manager.
 
@@ -168,12 +176,13 @@ class HttpEngine:
     async def models(self) -> tuple[str, ...]:
         """The names that ``/v1/models`` lists.
 
-        Raises ``OSError``, ``TimeoutError``, ``RefusedByServer`` (an HTTP error) or ``ValueError`` (no such list).
+        Raises ``OSError`` (``TlsProblem`` among them), ``TimeoutError``, ``RefusedByServer`` (an HTTP error) or ``ValueError``
+        (no such list).
         """
         try:
             status, text = await self.get("/v1/models")
         except aiohttp.ClientError as error:
-            raise OSError(str(error)) from error
+            raise _plainly(error) from error
         if status != 200:
             raise RefusedByServer(f"/v1/models answers HTTP {status}: {' '.join(text.split())[:REFUSAL_CHARS]}")
         document = json.loads(text)
@@ -193,7 +202,10 @@ class HttpEngine:
     async def get(self, route: str, timeout_s: float = CONTROL_TIMEOUT_S) -> tuple[int, str]:
         """Status and text of a GET on the server. Raises ``aiohttp.ClientError``, ``TimeoutError`` or ``OSError``."""
         if self._control is None:
-            connector = aiohttp.TCPConnector(limit=4, ssl=True if self._tls is None else self._tls, force_close=True)
+            # A connection for each request, like the streams; over TLS its farewell would outlive the event loop, so there
+            # the connections stay until `close`, which cuts them.
+            tls = self._tls
+            connector = aiohttp.TCPConnector(limit=4, ssl=True if tls is None else tls, force_close=tls is None)
             self._control = aiohttp.ClientSession(connector=connector)
         url = f"{self._target.base_url}{route}"
         options: dict[str, Any] = {"allow_redirects": False, "timeout": aiohttp.ClientTimeout(total=timeout_s)}
@@ -306,6 +318,21 @@ def _tls_context(verify: bool) -> ssl.SSLContext:
     return context
 
 
+def _plainly(error: aiohttp.ClientError) -> OSError:
+    """What kept a connection from being made, in words for a person."""
+    match error:
+        case aiohttp.ClientConnectorCertificateError():
+            reason = getattr(error.certificate_error, "verify_message", None) or error.certificate_error
+            hint = (
+                "SSL_CERT_FILE=/path/to/authority.pem, with the authority that signed it; the URL's host must be one it names"
+            )
+            return TlsProblem(f"the server's certificate is not trusted: {reason}", hint)
+        case aiohttp.ClientConnectorSSLError():
+            return TlsProblem(f"the server does not speak TLS there: {error.os_error}", "write the URL with http://")
+        case _:
+            return OSError(str(error))
+
+
 def read_metrics(target: Target) -> str:
     """The text of ``/metrics``, for use outside an event loop. ``EnvironmentLacks`` when the server gives none."""
 
@@ -317,7 +344,9 @@ def read_metrics(target: Target) -> str:
     try:
         status, text = asyncio.run(ask())
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise EnvironmentLacks(f"{target.base_url}/metrics: {str(error) or 'no answer in time'}", hint=hint) from error
+        problem = _plainly(error) if isinstance(error, aiohttp.ClientError) else error
+        hint = problem.hint if isinstance(problem, TlsProblem) else hint
+        raise EnvironmentLacks(f"{target.base_url}/metrics: {str(problem) or 'no answer in time'}", hint=hint) from error
     if status != 200:
         raise EnvironmentLacks(f"{target.base_url}/metrics answers HTTP {status}", hint=hint)
     return text
