@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 import time
 from types import TracebackType
 from typing import Any, Self
@@ -18,11 +17,11 @@ import aiohttp
 
 from vopt.objectives.records import CounterSample, RequestFailure, RequestFailureKind, RequestRecord
 from vopt.optimizer.errors import EnvironmentLacks
-from vopt.optimizer.load.chunks import spread_tokens
 from vopt.optimizer.load.exchange import Exchange, Unsent
+from vopt.optimizer.load.ledger import Progress
 from vopt.optimizer.load.plan import Request
 from vopt.optimizer.load.scrape import counter_sample
-from vopt.optimizer.load.sockets import Connection, Pool
+from vopt.optimizer.load.sockets import Connection, Pool, tls_context
 from vopt.optimizer.load.target import Endpoint, Target, request_bytes
 
 CONNECT_TIMEOUT_S = 30.0
@@ -76,7 +75,7 @@ class HttpEngine:
         self._target = target
         self._connect_timeout_s, self._total_timeout_s = connect_timeout_s, total_timeout_s
         self._owned = owned
-        self._tls = _tls_context(verify_tls) if target.scheme == "https" else None
+        self._tls = tls_context(verify=verify_tls) if target.scheme == "https" else None
         self._pool = Pool(target.host, target.port, self._tls)
         self._control: aiohttp.ClientSession | None = None
         self._active: dict[int, Exchange] = {}
@@ -145,14 +144,12 @@ class HttpEngine:
         """(sent, chunk times, chunk tokens) so far, in seconds since the request's ``origin_s``; a chunk that declares no
         count has one token."""
         exchange = self._active.get(index)
-        if exchange is None:
-            return None
-        state = exchange.state
-        chunks = len(state.times)
-        total = sum(state.declared.values()) + chunks - len(state.declared)
-        origin_s = exchange.origin_s
-        times = tuple([at - origin_s for at in state.times])
-        return exchange.sent_at - origin_s, times, spread_tokens(chunks, state.declared, total)
+        return None if exchange is None else exchange.partial()
+
+    def progress(self, index: int, since_s: float) -> Progress | None:
+        """As ``partial``, summed up."""
+        exchange = self._active.get(index)
+        return None if exchange is None else exchange.progress(since_s)
 
     async def counters(self, *, origin_s: float) -> CounterSample:
         """The engine's counters from ``/metrics``, read at most once a second; an empty sample where there is no such page."""
@@ -308,14 +305,6 @@ def _sent(future: asyncio.Future[None], exchange: Exchange) -> None:
     if not future.cancelled() and (error := future.exception()) is not None and isinstance(error, OSError):
         # A server that refuses early closes before it has read everything; its answer may still be on the way.
         asyncio.get_running_loop().call_later(WATCH_S, exchange.lost, error)
-
-
-def _tls_context(verify: bool) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    if not verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 def _plainly(error: aiohttp.ClientError) -> OSError:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vopt.objectives.records import RequestFailure, RequestFailureKind, RequestRecord
 from vopt.optimizer.load.chunks import PLAIN_TEXTS, StreamState, error_message, is_plain_text, spread_tokens
 from vopt.optimizer.load.http1 import HttpViolation, ResponseParser
+from vopt.optimizer.load.ledger import Progress
 from vopt.optimizer.load.plan import Request
 from vopt.optimizer.load.sse import SseParser
 
@@ -143,6 +145,25 @@ class Exchange:
         if not self.finished.done():
             self.ended_at = now
             self.finished.set_result(None)
+
+    def partial(self) -> tuple[float, tuple[float, ...], tuple[int, ...]]:
+        """(sent, chunk times, chunk tokens) so far, in seconds since ``origin_s``; a chunk that declares no count has one
+        token."""
+        state, origin_s = self.state, self.origin_s
+        chunks = len(state.times)
+        total = sum(state.declared.values()) + chunks - len(state.declared)
+        times = tuple([at - origin_s for at in state.times])
+        return self.sent_at - origin_s, times, spread_tokens(chunks, state.declared, total)
+
+    def progress(self, since_s: float) -> Progress:
+        """``partial`` summed up, at a cost that does not grow with the chunks."""
+        times, declared = self.state.times, self.state.declared
+        first = bisect_left(times, since_s + self.origin_s)
+        tokens = len(times) - first
+        if declared and tokens:
+            tokens = sum([declared.get(chunk, 1) for chunk in range(first, len(times))])
+        last_s = times[-1] - self.origin_s if times else None
+        return Progress(self.sent_at - self.origin_s, last_s, tokens, bool(times) and first == 0)
 
     def verdict(self, request: Request) -> RequestFailure | None:
         """Why the finished exchange is no success, or ``None``. The definition of success: a stream that ended normally,

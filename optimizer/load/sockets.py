@@ -79,6 +79,15 @@ def allow_many_sockets() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def tls_context(*, verify: bool = True) -> ssl.SSLContext:
+    """TLS as this interpreter has it: the system's authorities, or those that ``SSL_CERT_FILE`` names."""
+    context = ssl.create_default_context()
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
 class _PlainReader:
     """All plain connections of one event loop."""
 
