@@ -19,6 +19,7 @@ from vopt.optimizer.bench_text import bench_text, full_document
 from vopt.optimizer.engine.base import Session
 from vopt.optimizer.environment import fetch_weights, host_facts
 from vopt.optimizer.errors import EnvironmentLacks, NothingFeasible, UsageError, VoptError
+from vopt.optimizer.evaluate import LOG
 from vopt.optimizer.events import Event, Listener, LoadTicked, Note, PhaseBegan, TrialBegan
 from vopt.optimizer.history import Stage, TrialRequest
 from vopt.optimizer.host import reserved
@@ -280,6 +281,7 @@ def _measured(
             on_tick=on_tick,
             on_phase=on_phase,
             say=told.say,
+            log_of=lambda start: None if directory is None else directory / str(start + 1) / LOG,
         )
     except EngineFailure as failure:
         if failure.failed.load is not None and options.records is not None:
