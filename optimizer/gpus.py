@@ -210,15 +210,16 @@ def _text(value: Any) -> str:
 
 def _read(nvml: Any, index: int, driver: str) -> Gpu | None:
     handle = _ask(nvml, "nvmlDeviceGetHandleByIndex", index)
-    memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle) if handle is not None else None
-    if memory is None:
-        return None  # lost from the bus
+    memory = _memory(nvml, handle) if handle is not None else None
+    uuid, name = _ask(nvml, "nvmlDeviceGetUUID", handle), _ask(nvml, "nvmlDeviceGetName", handle)
+    if memory is None or uuid is None:
+        return None  # lost from the bus, if only since the question before
     capability = _ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
     power_mw = _ask(nvml, "nvmlDeviceGetPowerUsage", handle)
     return Gpu(
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        uuid=_text(uuid),
         index=index,
-        name=_text(nvml.nvmlDeviceGetName(handle)),
+        name=_text(name or "unknown"),
         total_bytes=int(memory.total),
         used_bytes=int(memory.used),
         holders=tuple(_holder(entry) for entry in _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()),
@@ -231,6 +232,14 @@ def _read(nvml: Any, index: int, driver: str) -> Gpu | None:
         ),
         driver=driver,
     )
+
+
+def _memory(nvml: Any, handle: Any) -> Any:
+    """Total and used bytes. The first version of NVML's answer counts what the driver reserves for itself as used, some
+    hundred MB: by that an idle GPU of 24 GB would not be free."""
+    second = getattr(nvml, "nvmlMemory_v2", None)
+    found = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle, second) if second is not None else None
+    return found if found is not None else _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
 
 
 def _holder(entry: Any) -> Holder:
