@@ -87,7 +87,7 @@ class CacheState:
 
 def cache_state(cache: Path) -> CacheState:
     """vLLM's own layout: ``torch_compile_cache/<key>``, ``torch_compile_cache/torch_aot_compile/<key>`` (0.22.1 to 0.32), and
-    ``modelinfos/<model class>``. The ahead-of-time key depends on more than the other, and its own entry is what saves compiling.
+    ``modelinfos/<model class>``. The ahead-of-time key depends on more than the other, and its entry is what saves time.
     """
     vllm = cache / "vllm"
     compiled, ahead = _names(vllm / "torch_compile_cache"), _names(vllm / "torch_compile_cache" / AHEAD)
