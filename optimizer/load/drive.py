@@ -202,7 +202,7 @@ class _Load:
             await asyncio.sleep(0)
         else:
             try:
-                async with asyncio.timeout(max(1e-9, at_s - self._now())):  # less could leave a virtual clock standing
+                async with asyncio.timeout(at_s - self._now()):
                     await self._changed.wait()
             except TimeoutError:
                 pass  # the usual case: nothing happened until the next tick
