@@ -80,10 +80,12 @@ def visible(gpus: Iterable[Gpu], environ: dict[str, str] | None = None) -> tuple
 
 
 def cuda_environment(uuids: Iterable[str]) -> dict[str, str]:
-    """What makes exactly these GPUs visible. Indices in PCI order, not UUIDs: vLLM calls ``int`` on them up to 0.26."""
-    chosen = select(uuids)
+    """What makes exactly these GPUs visible. Indices in PCI order, not UUIDs: vLLM calls ``int`` on them up to 0.26. Of GPUs
+    that are gone nothing is visible, rather than those of others."""
+    wanted, seen = set(uuids), inventory()
+    chosen = [gpu for gpu in seen if gpu.uuid in wanted]
     if not chosen:
-        return {}
+        return {"CUDA_VISIBLE_DEVICES": "-1"} if wanted and seen else {}
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(str(gpu.index) for gpu in chosen)}
 
 

@@ -93,6 +93,8 @@ def test_a_gpu_that_is_lost_while_it_is_asked_does_not_hide_the_others(four: Cal
     four(gone=(1,))
     assert [gpu.index for gpu in gpus.inventory()] == [0, 2, 3]
     assert gpus.lost(before) == "GPU 1 (GPU-111) is gone"
+    assert gpus.cuda_environment(["GPU-111"]) == {"CUDA_VISIBLE_DEVICES": "-1"}, "not the GPUs of others"
+    assert gpus.cuda_environment(["GPU-111", "GPU-222"])["CUDA_VISIBLE_DEVICES"] == "2"
 
 
 def test_what_the_driver_reserves_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
