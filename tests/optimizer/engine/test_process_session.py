@@ -275,7 +275,7 @@ def test_secrets_stay_out_of_trials(trial: Trial, monkeypatch: pytest.MonkeyPatc
 
 
 async def test_nothing_is_collected_that_the_imports_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The API server of ``vllm serve`` takes its heap out of garbage collection; in-process streams must not stop for it either."""
+    """``vllm serve`` takes its heap out of garbage collection; in-process streams must not stop for it either."""
     frozen: list[int] = []
     result = LoadResult((), None, LoadStatus.COMPLETE)
 
