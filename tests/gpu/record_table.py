@@ -65,12 +65,13 @@ def record(
     while left and patience.covers(max(took[-6:])):
         row, start = left[0]
         try:
-            entry = starts.measured_start(stand, configs[row], plans, label=f"{row}-{start}")
+            # Where the defaults do not start, nothing will, and not for its own fault.
+            entry = starts.measured_start(stand, configs[row], plans, label=f"{row}-{start}", must=not configs[row])
         except EngineFailure as failure:
             print(f"{row}-{start} not recorded, the machine failed: {failure}", file=sys.stderr)
             left.append(left.pop(0))  # again at the end, so that one odd configuration does not keep the others waiting
             faults += 1
-            if faults == MOST_FAULTS:
+            if faults == MOST_FAULTS or not journal.entries:
                 return 3
             continue
         faults = 0

@@ -88,15 +88,21 @@ def test_what_the_machine_failed_in_is_tried_again_and_not_recorded(tmp_path: Pa
 
     def failing(stand: starts.Stand, config: Mapping[str, Any], *rest: Any, label: str, **options: Any) -> dict[str, Any]:
         seen.append(label)
-        if label == "0-0" and seen.count(label) <= 2:
+        if label == "1-0" and seen.count(label) <= 2:
             raise EngineFailure(Failed(Phase.START, FailureKind.MEMORY_HELD, "somebody else holds it"))
         return real(stand, config, *rest, label=label, **options)
 
     monkeypatch.setattr(starts, "measured_start", failing)
     words = [*SMALL, "--rows", "2", "--levels", "4", "--out", str(out), *TRY]
     assert record_table.main(words) == 0
-    assert seen == ["0-0", "1-0", "0-1", "1-1", "0-0", "0-0"]
+    assert seen == ["0-0", "1-0", "0-1", "1-1", "1-0", "1-0"]
     assert len(recorded.read_table(out).starts) == 4
+
+
+def test_where_the_defaults_do_not_start_nothing_is_recorded(tmp_path: Path) -> None:
+    out = tmp_path / "table.jsonl"
+    assert record_table.main([*SMALL, "--rows", "2", "--set", "kv_cache_memory_bytes=1000", "--out", str(out), *TRY]) == 3
+    assert len(out.read_text().splitlines()) == 1
 
 
 def test_a_machine_that_goes_on_failing_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
