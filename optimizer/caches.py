@@ -45,8 +45,8 @@ def engine_environment(
     no start waits for a network. ``VLLM_USE_AOT_COMPILE=0``, for the CPU build only: its ahead-of-time cache fails to
     load, and every start would compile again (40 s instead of 15.7 s). ``VLLM_ENGINE_READY_TIMEOUT_S``: vLLM gives up on
     its own engine after 600 s, which a first start of a large model may need. ``PYTHONFAULTHANDLER``: a crash leaves a
-    traceback. ``PYTHONPYCACHEPREFIX``, only without ``bytecode`` beside the sources: each process of an engine would compile all that
-    it imports (18.9 s of CPU instead of 7.7 s, 0.32.0 on a CPU), and images often forbid it to keep the result.
+    traceback. ``PYTHONPYCACHEPREFIX``, only without ``bytecode`` beside the sources: each process of an engine would
+    compile all that it imports (18.9 s of CPU instead of 7.7 s, 0.32.0 on a CPU), and images often forbid to keep it.
     """
     environment = {
         "VLLM_CACHE_ROOT": str(cache / "vllm"),
