@@ -106,6 +106,7 @@ def test_the_last_cause_decides_not_an_earlier_one_that_was_survived() -> None:
         (Phase.START, Ending(0), None, FailureKind.ENGINE_DIED),
         (Phase.START, Ending(2), None, FailureKind.INVALID_CONFIG),
         (Phase.START, Ending(-9), None, FailureKind.ENGINE_DIED),
+        (Phase.START, Ending(-9), "AssertionError: logged by another as it went down", FailureKind.ENGINE_DIED),
         (Phase.START, Ending(-11), None, FailureKind.ENGINE_DIED),
         (Phase.START, Ending(None), "ValueError: a rule never seen", FailureKind.INVALID_CONFIG),
         (Phase.LOAD, Ending(0), None, FailureKind.ENGINE_DIED),
