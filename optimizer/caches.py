@@ -50,12 +50,9 @@ def engine_environment(
     load, and every start would compile again (40 s instead of 15.7 s). ``VLLM_ENGINE_READY_TIMEOUT_S``: vLLM gives up on
     its own engine after 600 s, which a first start of a large model may need; our deadline (``start_s``) ends a start, and
     this is the same for nearly all of them, so that a process that imported ahead under one deadline serves a trial with
-    another. ``PYTHONFAULTHANDLER``: a crash leaves a traceback. ``VLLM_ENABLE_STARTUP_PLAN=0``, whatever the shell says: the
-    plan (0.26 and later) keeps the size of the KV cache under a fingerprint that holds neither ``gpu_memory_utilization``
-    nor (0.26, 0.28) ``max_num_seqs``, so one trial would run with the cache of another
-    (``vllm/v1/worker/startup_plan.py``, ``CacheConfig.compute_hash``). ``PYTHONPYCACHEPREFIX``, only without ``bytecode``
-    beside the sources: each process of an engine would compile all that it imports (18.9 s of CPU instead of 7.7 s, 0.32.0
-    on a CPU), and images often forbid it to keep the result.
+    another. ``PYTHONFAULTHANDLER``: a crash leaves a traceback. ``PYTHONPYCACHEPREFIX``, only without ``bytecode`` beside
+    the sources: each process of an engine would compile all that it imports (18.9 s of CPU instead of 7.7 s, 0.32.0 on a
+    CPU), and images often forbid to keep it.
     """
     environment = {
         "VLLM_CACHE_ROOT": str(cache / "vllm"),
@@ -64,7 +61,6 @@ def engine_environment(
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "PYTHONFAULTHANDLER": "1",
-        "VLLM_ENABLE_STARTUP_PLAN": "0",
     }
     if cpu_build:
         environment["VLLM_USE_AOT_COMPILE"] = "0"
@@ -79,12 +75,18 @@ def engine_environment(
 KEPT_OUT = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACEHUB_API_TOKEN", "VLLM_API_KEY", "OPENAI_API_KEY", "WANDB_API_KEY")
 """Secrets that no engine needs once its weights are on disk."""
 
+MISLEADING = ("VLLM_ENABLE_STARTUP_PLAN",)
+"""Switches that make trials influence each other. The start-up plan (0.26 and later) keeps the size of the KV cache under a
+fingerprint that holds neither ``gpu_memory_utilization`` nor (0.26, 0.28) ``max_num_seqs``, so one trial would run with the
+cache of another (``vllm/v1/worker/startup_plan.py``, ``CacheConfig.compute_hash``)."""
+
 
 def inherited_environment(offline: bool, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without secrets that an engine has no use for."""
+    """This process's environment without secrets that an engine has no use for, and without what misleads trials."""
     source = os.environ if environ is None else environ
     hub = () if offline else ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACEHUB_API_TOKEN")
-    return {name: value for name, value in source.items() if name not in KEPT_OUT or name in hub}
+    left_out = {*KEPT_OUT, *MISLEADING}.difference(hub)
+    return {name: value for name, value in source.items() if name not in left_out}
 
 
 @dataclass(frozen=True, slots=True)

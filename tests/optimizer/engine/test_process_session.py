@@ -310,10 +310,12 @@ def test_closing_before_anything_began_is_clean(trial: Trial) -> None:
 def test_secrets_stay_out_of_trials(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "top-secret-key")
     monkeypatch.setenv("HF_TOKEN", "hf_top_secret")
+    monkeypatch.setenv("VLLM_ENABLE_STARTUP_PLAN", "1")
     spec = trial()._spec
     environment, _ = engine_environment(dataclasses.replace(spec, revision="abc"))
     assert "VLLM_API_KEY" not in environment
     assert "HF_TOKEN" not in environment
+    assert "VLLM_ENABLE_STARTUP_PLAN" not in environment
     assert environment["HF_HUB_OFFLINE"] == "1"
     fetching, _ = engine_environment(spec)
     assert "HF_HUB_OFFLINE" not in fetching
