@@ -14,12 +14,13 @@ from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.engine.arguments import VllmJudge
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.arguments import Arguments
-from vopt.search_spaces.judge import Judge, Subject
+from vopt.search_spaces.circumstances import Circumstances
 from vopt.search_spaces.memory import Possible, Verdict, can_start
 from vopt.search_spaces.parameter import Violation
 from vopt.search_spaces.parse import canonical
 from vopt.search_spaces.retired import Retired, retired, valueless_flags
 from vopt.search_spaces.rules import rule_violations
+from vopt.search_spaces.subject import Subject
 
 FINE, WARNINGS, CANNOT_START = 0, 1, 6
 MOST_REPAIRS = 8
@@ -114,13 +115,13 @@ def check_command(
     schema = subject.arguments
     parsed = parse_command(command, schema, strict=False, valueless=valueless_flags())
     given = {**(more or {}), **parsed.config}
-    judge = Judge.plain(subject)
-    findings = [_finding(flag, given, schema, judge.resolved) for flag in parsed.flags]
+    of = Circumstances(subject)
+    findings = [_finding(flag, given, schema, of.resolved) for flag in parsed.flags]
     findings += _variables(parsed.environment, schema)
-    facts = judge.facts(None)
+    facts = of.facts()
     violations = tuple(rule_violations(_with_environment(given, parsed), facts))
     memory = _memory(subject, given)
-    proposal, changes = _corrected(parsed, given, schema, judge.resolved)
+    proposal, changes = _corrected(parsed, given, schema, of.resolved)
     proposal, repairs = _repaired(proposal, parsed, subject, facts)
     objection = ask(parsed.model, given) if ask is not None and parsed.model and not violations and not parsed.problems else ""
     accepted = None

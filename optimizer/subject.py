@@ -200,7 +200,11 @@ def find_arguments(python: str, machine: Machine, version: str | None, *, instal
         except ValueError as error:
             raise UsageError(f"--vllm-version {version}: {error}", hint=f"--vllm-version {stored_versions()[-1]}") from None
     if version is not None:
-        why = "--python names a vLLM that is asked itself" if installed else "without --simulate the installed vLLM is asked itself"
+        why = (
+            "--python names a vLLM that is asked itself"
+            if installed
+            else "without --simulate the installed vLLM is asked itself"
+        )
         raise UsageError(f"--vllm-version {version}: {why}", hint="leave --vllm-version out")
     return read_arguments(python, cache=cache_root() / "arguments")
 
