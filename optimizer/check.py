@@ -13,12 +13,12 @@ from vopt.optimizer.command import Flag, LaunchCommand, argument_words, shell_li
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.engine.arguments import VllmJudge
 from vopt.optimizer.trial import EngineConfig
-from vopt.search_spaces.arguments import Arguments
+from vopt.search_spaces.arguments import Arguments, Kind
 from vopt.search_spaces.circumstances import Circumstances
 from vopt.search_spaces.memory import Possible, Verdict, can_start
 from vopt.search_spaces.parameter import Violation
 from vopt.search_spaces.parse import canonical
-from vopt.search_spaces.retired import Retired, retired, valueless_flags
+from vopt.search_spaces.retired import Retired, flags_of_several, retired, valueless_flags
 from vopt.search_spaces.rules import rule_violations
 from vopt.search_spaces.subject import Subject
 
@@ -113,10 +113,13 @@ def check_command(
     ``subject.shape`` ``None``: rules and memory arithmetic that need the model are left out, and the answer says so.
     """
     schema = subject.arguments
-    parsed = parse_command(command, schema, strict=False, valueless=valueless_flags())
+    parsed = parse_command(command, schema, strict=False, valueless=valueless_flags(), several=flags_of_several())
     given = {**(more or {}), **parsed.config}
     of = Circumstances(subject)
-    findings = [_finding(flag, given, schema, of.resolved) for flag in parsed.flags]
+    findings = [
+        _finding(flag, given, schema, of.resolved, last=_last(flag, parsed.flags[i + 1 :], schema))
+        for i, flag in enumerate(parsed.flags)
+    ]
     findings += _variables(parsed.environment, schema)
     facts = of.facts()
     violations = tuple(rule_violations(_with_environment(given, parsed), facts))
@@ -162,13 +165,25 @@ def render_check(report: CheckReport) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _finding(flag: Flag, given: Mapping[str, Any], schema: Arguments, resolved: Mapping[str, Any]) -> FlagFinding:
+def _last(flag: Flag, later: Sequence[Flag], schema: Arguments) -> bool:
+    """Whether no later flag takes this one's place, as the last of two equal ones does in argparse."""
+    again = any(other.name == flag.name and not other.problem for other in later)
+    return flag.name is None or schema[flag.name].kind is Kind.APPEND or not again
+
+
+def _finding(
+    flag: Flag, given: Mapping[str, Any], schema: Arguments, resolved: Mapping[str, Any], *, last: bool = True
+) -> FlagFinding:
     written = " ".join((flag.written, *flag.words))
     if flag.name is None:
         return _unknown(flag, written, schema)
     if flag.problem:
         old = next((r for word in flag.words if (r := retired().get(f"value:{flag.name}:{word}"))), None)
         return FlagFinding(written, FlagStatus.INVALID, f"{old.why} ({flag.problem})" if old else flag.problem)
+    if not last:
+        return FlagFinding(
+            written, FlagStatus.NO_EFFECT, "the same argument is given again later, and the last one wins", flag.value
+        )
     if flag.front_end:
         return FlagFinding(
             written, FlagStatus.GOOD, "front end: reaches the served command, not an engine in-process", flag.value
@@ -180,7 +195,11 @@ def _finding(flag: Flag, given: Mapping[str, Any], schema: Arguments, resolved: 
         return FlagFinding(written, FlagStatus.REDUNDANT, f"{flag.value!r} is what vLLM resolves to by itself", flag.value)
     default = resolved.get(flag.name)
     beside = f" (without it: {default!r})" if isinstance(default, (bool, int, float, str)) and default != "" else ""
-    return FlagFinding(written, FlagStatus.GOOD, f"known{beside}", flag.value)
+    plainly = (
+        isinstance(flag.value, (int, float)) and not isinstance(flag.value, bool) and [str(flag.value)] != list(flag.words)
+    )
+    said = f"known: {flag.value!r}" if plainly and flag.words else "known"
+    return FlagFinding(written, FlagStatus.GOOD, f"{said}{beside}", flag.value)
 
 
 def _unknown(flag: Flag, written: str, schema: Arguments) -> FlagFinding:
