@@ -92,7 +92,7 @@ def test_a_guides_command_is_taken_apart_and_its_successor_is_accepted(python: s
     answer = check_command(CheckedSpaceOptions(check=GUIDE, python=Path(python), simulate="h200"))
     assert answer.exit_code in (1, 6)
     with VllmJudge(python) as judge:
-        given, refusal = judge.read_back(answer.document["accepted"][3:])
+        given, refusal = judge.read_back(answer.document["command"][3:])
         assert given is not None, refusal
         for retired in (["--num-scheduler-steps", "8"], ["--speculative-model", "m"], ["--scheduling-policy", "lof"]):
             assert judge.read_back(retired)[0] is None
