@@ -1,9 +1,10 @@
 """Where a device's memory ends, from starts that ran out of it and starts that did not. Pure: numpy and this package's spaces.
 
-What a configuration takes grows with each of its sizes, by how much is not known, nor is the limit. So many guesses are drawn: a
-weight and a curvature for each size, a share for drafts and for other settings that move memory, and a limit above what the
-defaults take. A guess counts by how many of the starts it explains (one that it gets wrong costs a factor of ``WRONG``, since
-an engine may also run out for another cause), and a point's chance to fit is the share of the guesses under whose limit it stays.
+What a configuration takes grows with each of its sizes, by how much is not known, nor is the limit. So many guesses are
+drawn: a weight and a curvature for each size, a share for drafts and for other settings that move memory, and a limit above
+what the defaults take. A guess counts by how many of the starts it explains (one that it gets wrong costs a factor of
+``WRONG``, since an engine may also run out for another cause), and a point's chance to fit is the share of the guesses under
+whose limit it stays.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class MemoryEdge:
         return np.concatenate([sizes.reshape(DRAWS, -1), others], axis=1)
 
     def _features(self, points: Ints) -> Floats:
-        """Shape (n, features): powers of each size's place in its domain, then the other settings' distance from their default."""
+        """Shape (n, features): powers of each size's place in its domain, then whether each other setting was changed."""
         columns = [_place(self._parameters[j], points[:, j]) ** power for j in self._sizes for power in CURVES]
         for j in self._others:
             parameter = self._parameters[j]

@@ -105,9 +105,7 @@ def memory_checks(subject: Subject, before: Calibration) -> Callable[[Sequence[T
     def checks(records: Sequence[TrialRecord]) -> tuple[Check, ...]:
         if of.shape is None:
             return ()
-        # vLLM's CPU build sizes its cache by another rule than a GPU's leftover.
-        seen = calibrated(before, of, records, subject.fixed) if subject.machine.gpu is not None else before
-        return (memory_check(of, seen),)
+        return (memory_check(of, calibrated(before, of, records, subject.fixed)),)
 
     return checks
 

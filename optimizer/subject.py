@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from vopt.optimizer import gpus
 from vopt.optimizer.caches import cache_root
 from vopt.optimizer.command import LaunchCommand, argument_words, bound_argv, refuse_secret, to_argv
 from vopt.optimizer.command_reader import parse_command
+from vopt.optimizer.command_shell import CONTAINERS
 from vopt.optimizer.engine.arguments import VllmJudge, read_arguments
 from vopt.optimizer.engine.hardware import Hardware, hardware
 from vopt.optimizer.environment import ModelFiles, find_model, vllm_version
@@ -28,6 +30,8 @@ from vopt.search_spaces.parse import SpaceFileError, canonical
 from vopt.search_spaces.shape import ModelShape
 
 NEWEST = "0.33.0"
+
+CONTAINER_RUN = re.compile(rf"\b({'|'.join(CONTAINERS)})\b.*\brun\b.*vllm", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +214,11 @@ def find_arguments(python: str, machine: Machine, version: str | None, *, instal
         except ValueError as error:
             raise UsageError(f"--vllm-version {version}: {error}", hint=f"--vllm-version {stored_versions()[-1]}") from None
     if version is not None:
-        why = "--python names a vLLM that is asked itself" if installed else "without --simulate the installed vLLM is asked itself"
+        why = (
+            "--python names a vLLM that is asked itself"
+            if installed
+            else "without --simulate the installed vLLM is asked itself"
+        )
         raise UsageError(f"--vllm-version {version}: {why}", hint="leave --vllm-version out")
     return read_arguments(python, cache=cache_root() / "arguments")
 
@@ -233,7 +241,7 @@ def _command(options: SpaceOptions | BenchOptions, schema: Arguments) -> LaunchC
 def _is_command(words: Sequence[str], options: SpaceOptions | BenchOptions) -> bool:
     if isinstance(options, BenchOptions) and words[0].startswith("-"):
         return True
-    return any(Path(word).name in ("vllm", "python", "python3") for word in words[:3]) or "=" in words[0]
+    return any(Path(word).name in ("vllm", "python", "python3", *CONTAINERS) for word in words[:3]) or "=" in words[0]
 
 
 def _command_of_file(path: Path, schema: Arguments) -> LaunchCommand:
@@ -241,7 +249,7 @@ def _command_of_file(path: Path, schema: Arguments) -> LaunchCommand:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--from {path}: {error}") from None
-    if ("vllm" in text and "serve" in text) or "api_server" in text:
+    if ("vllm" in text and "serve" in text) or "api_server" in text or CONTAINER_RUN.search(text):
         return parse_command(_serve_line(text, path), schema)
     return parse_command(argv_from_yaml(text), schema)
 
@@ -249,7 +257,11 @@ def _command_of_file(path: Path, schema: Arguments) -> LaunchCommand:
 def _serve_line(text: str, path: Path) -> str:
     """The one command of a script: continuation lines joined, comments and ``exec`` left out."""
     lines = [line.strip() for line in text.replace("\\\n", " ").splitlines()]
-    found = [line for line in lines if not line.startswith("#") and ("vllm serve" in line or "api_server" in line)]
+    found = [
+        line
+        for line in lines
+        if not line.startswith("#") and ("vllm serve" in line or "api_server" in line or CONTAINER_RUN.search(line))
+    ]
     if len(found) != 1:
         raise UsageError(f"--from {path}: holds {len(found)} 'vllm serve' commands; give a file with one")
     return found[0].removeprefix("exec ")

@@ -1,13 +1,12 @@
 """The same on several releases of vLLM: spaces, stored arguments, and a trial, each with that release's own engine.
 
-Long, because the releases are installed first and each starts real engines: ``pytest -m long tests/integration/test_other_releases.py``.
+Long, because the releases are installed first and each starts real engines: run it by name with ``-m long``.
 ``VOPT_TEST_VLLM_PYTHONS`` names interpreters to use instead of those that are made here, separated like ``PATH``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,9 +43,8 @@ def python(request: pytest.FixtureRequest, vllm_python: str, tmp_path_factory: p
 
 
 @pytest.fixture(autouse=True)
-def caches(engine_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def caches(engine_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(engine_cache))
-    yield
 
 
 def test_its_arguments_are_those_that_are_stored(python: str) -> None:
@@ -94,7 +92,7 @@ def test_a_guides_command_is_taken_apart_and_its_successor_is_accepted(python: s
     answer = check_command(CheckedSpaceOptions(check=GUIDE, python=Path(python), simulate="h200"))
     assert answer.exit_code in (1, 6)
     with VllmJudge(python) as judge:
-        given, refusal = judge.read_back(answer.document["accepted"][3:])
+        given, refusal = judge.read_back(answer.document["command"][3:])
         assert given is not None, refusal
         for retired in (["--num-scheduler-steps", "8"], ["--speculative-model", "m"], ["--scheduling-policy", "lof"]):
             assert judge.read_back(retired)[0] is None

@@ -133,7 +133,7 @@ def test_a_dimension_that_is_always_refused_is_switched_off() -> None:
     assert not worked.violations({"moe_backend": "marlin"}, home)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1))
 def test_crashes_die_out_and_no_configuration_fails_twice(seed: int) -> None:
     """60 % of the configurations crash: memory that runs out beyond a sum of sizes, and backends that are not installed."""
     body = space(

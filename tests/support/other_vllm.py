@@ -4,8 +4,8 @@
 
 makes one environment a release below DIRECTORY and prints its interpreter. Such an environment holds nothing but vLLM (130 MB):
 everything else, torch included, it takes from the environment of the running interpreter, which must hold the CPU build.
-Engines of 0.28, 0.30 and 0.32 run that way beside the packages of 0.32; of 0.20, 0.22 and 0.26 only the arguments can be read (the first two
-also want ``gguf``).
+Engines of 0.28, 0.30 and 0.32 run that way beside the packages of 0.32; of 0.20, 0.22 and 0.26 only the arguments can be
+read (the first two also want ``gguf``).
 """
 
 from __future__ import annotations

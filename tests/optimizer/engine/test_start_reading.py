@@ -34,6 +34,17 @@ def test_a_start_log_tells_parts_and_sizes() -> None:
     assert log.messages == ("Something to know.",)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "(Worker pid=9) INFO 11-30 [cpu_worker.py:260] Auto set (1.16/23.47) GiB for KV cache on node 0, with 1.9",
+        "(Worker pid=9) INFO 11-30 [cpu_worker.py:260] Explicitly set (1.16/23.47) GiB for KV cache on node 0.",
+    ],
+)
+def test_the_cpus_cache_size_is_read_as_well(line: str) -> None:
+    assert read_start_log([line]).kv_cache_bytes == round(1.16 * 2**30)
+
+
 def test_an_empty_log_tells_nothing_rather_than_zero() -> None:
     log = read_start_log([])
     assert (log.parts_s, log.kv_cache_tokens, log.kv_cache_bytes) == ({}, None, None)
