@@ -63,6 +63,10 @@ class Exchange:
         return self.failure is None and self._http.complete and self._http.keep_alive
 
     @property
+    def begun(self) -> bool:
+        return bool(self.state.times)
+
+    @property
     def waiting_for_headers(self) -> bool:
         return not self._http.status
 
