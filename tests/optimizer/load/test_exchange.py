@@ -105,13 +105,13 @@ def test_a_token_costs_no_parsing_once_its_shape_is_known(monkeypatch: pytest.Mo
 def test_plain_chunks_counts_whole_ones_only() -> None:
     prefix, suffix = b'{"text":"', b'"}'
     one = framed(prefix + b" a" + suffix)
-    heads = {len(one): one[: one.index(b" a")]}
-    tail = suffix + b"\n\n\r\n"
-    assert plain_chunks(one * 3, heads, tail) == 3
-    assert plain_chunks(one * 3 + b"1", heads, tail) == 0
-    assert plain_chunks(one[:-1], heads, tail) == 0
-    assert plain_chunks(one + one.replace(b" a", b'"a'), heads, tail) == 0
-    assert plain_chunks(b"", heads, tail) == 0
+    asyncio.run(read([HEAD, one]))  # its size is known from now on
+    around = b"\r\ndata: " + prefix, suffix + b"\n\n\r\n"
+    assert plain_chunks(one * 3, *around) == 3
+    assert plain_chunks(one * 3 + b"1", *around) == 0
+    assert plain_chunks(one[:-1], *around) == 0
+    assert plain_chunks(one + one.replace(b" a", b'"a'), *around) == 0
+    assert plain_chunks(b"", *around) == 0
 
 
 def test_the_texts_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
