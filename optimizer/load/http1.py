@@ -171,10 +171,7 @@ class ResponseParser:
             start = line_end + 2
             stop = start + size
             if size and data[stop : stop + 2] == b"\r\n":
-                if len(SIZES) < _KNOWN_SIZES:
-                    line = bytes(data[at:line_end])
-                    SIZES[line] = size
-                    LINES[line_end - at + size + 4] = line
+                _learn(data[at:line_end], size)
                 out.append(data[start:stop])
                 at = stop + 2
             else:
@@ -223,6 +220,14 @@ def _whole_chunks(data: bytes, out: list[bytes]) -> int:
         return 0
     out += contents
     return sum(lengths) + sum(map(len, sizes)) + 4 * len(sizes)
+
+
+def _learn(line: bytes, size: int) -> None:
+    if len(SIZES) >= _KNOWN_SIZES:  # of a server that sends ever other sizes; begin anew
+        SIZES.clear()
+        LINES.clear()
+    SIZES[line] = size
+    LINES[len(line) + size + 4] = line
 
 
 def _size(line: bytes) -> int:
