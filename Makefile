@@ -22,7 +22,7 @@ $(TINY)/config.json: | $(VENV)/installed-test
 
 ## Everything: quick suite, browser, real vLLM on the CPU.
 test: $(VENV)/installed-test
-	$(BIN)/python -m pytest -q -m "not gpu and not long"
+	$(BIN)/python -m pytest -q --durations=40 --durations-min=5 -m "not gpu and not long"
 
 ## What to run while writing: under two minutes.
 test-quick: $(VENV)/installed-test

@@ -95,6 +95,7 @@ tr.out td:first-child { box-shadow: none; }
   body { font-size: 10.5pt; } h2 { break-after: avoid; } figure, .number, tr { break-inside: avoid; }
   .command:has(button) pre { padding: .6rem .8rem; }
   a { color: inherit; text-decoration: none; }
+  table { font-size: 8.5pt; } td { overflow-wrap: break-word; } td.wide, td code { overflow-wrap: anywhere; }
 }
 """
 
@@ -116,13 +117,17 @@ SCRIPT = """
   }
   const drawn = new Set();
   const settings = {displayModeBar: false, responsive: true};
-  function draw(figure) {
+  // A plot is a drawing of fixed width, and the paper's is not yet laid out when printing begins. A4 and Letter both hold this.
+  const PAPER = 640, HALF_PAPER = 305;
+  function draw(figure, onPaper) {
     const place = document.getElementById(figure.name);
     if (!place) return;
     drawn.add(figure);
     const layout = themed(figure.layout);
     layout.height = figure.height;
-    if (place.clientWidth < 480) {
+    layout.autosize = onPaper !== true;
+    if (onPaper === true) layout.width = place.closest("figure").classList.contains("half") ? HALF_PAPER : PAPER;
+    if ((layout.width || place.clientWidth) < 480) {
       // Entries of a legend stand below each other on a phone: room for them comes on top of the plot's own.
       const rows = figure.data.filter(trace => trace.showlegend !== false).length;
       layout.legend = Object.assign({}, layout.legend, {font: {size: 11}});
@@ -138,9 +143,9 @@ SCRIPT = """
     }
   }, {rootMargin: "600px"});
   figures.forEach(figure => { const place = document.getElementById(figure.name); if (place) watcher.observe(place); });
-  dark.addEventListener("change", () => drawn.forEach(draw));
-  window.addEventListener("beforeprint", () => figures.forEach(draw));
-  window.addEventListener("afterprint", () => drawn.forEach(draw));
+  dark.addEventListener("change", () => drawn.forEach(figure => draw(figure)));
+  window.addEventListener("beforeprint", () => figures.forEach(figure => draw(figure, true)));
+  window.addEventListener("afterprint", () => drawn.forEach(figure => draw(figure)));
 
   document.querySelectorAll("button[data-copy]").forEach(button => {
     const label = button.textContent;

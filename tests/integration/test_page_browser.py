@@ -122,8 +122,13 @@ def test_it_prints_in_a_few_pages_with_its_figures(driver: browser.webdriver.Chr
     driver.execute_script("window.dispatchEvent(new Event('beforeprint'))")
     figures = len(driver.find_elements(By.CLASS_NAME, "plot"))
     assert drawn(driver) >= 2 * figures, "also those that nobody scrolled to"
+    widths = driver.execute_script("return [...document.querySelectorAll('.plot .main-svg')].map(plot => plot.clientWidth)")
+    assert max(widths) <= 650, "A4 between its margins is 718 pixels wide: a wider plot would be cut"
     printed = driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
     assert len(printed["data"]) > 100_000
+    driver.execute_script("window.dispatchEvent(new Event('afterprint'))")
+    widest = "return Math.max(...[...document.querySelectorAll('.plot .main-svg')].map(plot => plot.clientWidth))"
+    WebDriverWait(driver, 10).until(lambda _: driver.execute_script(widest) > 650)
 
 
 def test_without_scripts_verdict_command_and_tables_are_there(driver: browser.webdriver.Chrome, pages: Path) -> None:
