@@ -66,8 +66,10 @@ class ResponseParser:
         """The decoded body bytes that ``data`` adds. Raises ``HttpViolation``."""
         if self.between_chunks:  # one read is usually one whole chunk, or many
             end = data.find(b"\r\n", 0, 20)
-            size = SIZES.get(data[:end]) if end > 0 else None
+            line = data[:end] if end > 0 else b""
+            size = SIZES.get(line)
             if size is not None and end + size + 4 == len(data) and data.endswith(b"\r\n"):
+                LINES[len(data)] = line  # another server may have written sizes in another way since
                 return data[end + 2 : -2]
         if not self.status:
             data = self._head(data)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vopt.optimizer.load import chunks
@@ -45,6 +45,7 @@ def told(exchange: Exchange) -> tuple[Any, ...]:
     return len(state.times), state.declared, state.finish_reason, state.error, state.done, exchange.failure, exchange.reusable
 
 
+@settings(deadline=None)  # byte by byte on a busy machine
 @given(
     st.lists(st.tuples(TEXTS, st.sampled_from([{}, {}, {}, {"token_ids": [1, 2]}, {"finish_reason": "length"}])), max_size=12),
     st.booleans(),
