@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
+from vopt.optimizer.compile_watch import COMPILED
 from vopt.optimizer.history import Stage
 from vopt.optimizer.judge import Judged
 from vopt.optimizer.measurement import CLIENT_LIMITED
@@ -103,4 +104,11 @@ def general_notes(progress: Progress) -> list[str]:
             f"the load client, not the engine, was the limit in {', '.join(limited)}: gains may be larger than they look; "
             "free more cores for the client"
         )
+    compiled = [
+        judged.record.label
+        for judged in progress.history
+        if judged.record.stage is Stage.CONFIRMATION and COMPILED in judged.record.flags
+    ]
+    if compiled:
+        notes.append(f"kernels were compiled while {', '.join(compiled)} was measured, also when it was measured again")
     return notes

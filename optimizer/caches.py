@@ -35,7 +35,9 @@ def _word(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-") or "unknown"
 
 
-def engine_environment(cache: Path, *, cpu_build: bool, offline: bool, start_s: float = 0.0) -> dict[str, str]:
+def engine_environment(
+    cache: Path, *, cpu_build: bool, offline: bool, start_s: float = 0.0, bytecode: bool = True
+) -> dict[str, str]:
     """What is set for every engine, in trials and served alike. None of it changes how fast a started engine runs:
 
     ``VLLM_CACHE_ROOT``, ``TRITON_CACHE_DIR``: caches survive (see above). ``VLLM_HOST_IP``: nothing listens beyond this
@@ -43,7 +45,11 @@ def engine_environment(cache: Path, *, cpu_build: bool, offline: bool, start_s: 
     no start waits for a network. ``VLLM_USE_AOT_COMPILE=0``, for the CPU build only: its ahead-of-time cache fails to
     load, and every start would compile again (40 s instead of 15.7 s). ``VLLM_ENGINE_READY_TIMEOUT_S``: vLLM gives up on
     its own engine after 600 s, which a first start of a large model may need. ``PYTHONFAULTHANDLER``: a crash leaves a
-    traceback.
+    traceback. ``VLLM_ENABLE_STARTUP_PLAN=0``, whatever the shell says: the plan (0.26 and later) keeps the size of the KV
+    cache under a fingerprint that holds neither ``gpu_memory_utilization`` nor (0.26, 0.28) ``max_num_seqs``, so one trial
+    would run with the cache of another (``vllm/v1/worker/startup_plan.py``, ``CacheConfig.compute_hash``).
+    ``PYTHONPYCACHEPREFIX``, only without ``bytecode`` beside the sources: each process of an engine would compile all that
+    it imports (18.9 s of CPU instead of 7.7 s, 0.32.0 on a CPU), and images often forbid it to keep the result.
     """
     environment = {
         "VLLM_CACHE_ROOT": str(cache / "vllm"),
@@ -52,9 +58,12 @@ def engine_environment(cache: Path, *, cpu_build: bool, offline: bool, start_s: 
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "PYTHONFAULTHANDLER": "1",
+        "VLLM_ENABLE_STARTUP_PLAN": "0",
     }
     if cpu_build:
         environment["VLLM_USE_AOT_COMPILE"] = "0"
+    if not bytecode:
+        environment |= {"PYTHONPYCACHEPREFIX": str(cache / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
     if offline:
         environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if start_s > 600:

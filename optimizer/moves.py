@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
 from vopt.optimizer.memory_edge import MemoryEdge
-from vopt.optimizer.surrogate import FEASIBILITY, VALUE, Floats, Ints, Surrogate, correlation, fit
-from vopt.search_spaces.space import Point, SearchSpace
+from vopt.optimizer.surrogate import FEASIBILITY, VALUE, Floats, Ints, Surrogate, correlation, families, fit
+from vopt.search_spaces.space import Parameter, Point, SearchSpace
 
 Bools = NDArray[np.bool_]
 
@@ -22,6 +22,10 @@ _BEAM = 12
 _RANDOM = 2000
 _LIKELY, _LAST = 0.95, 1e6  # chance to run that a careful proposal has, and how far others are put behind it
 _WHOLE = 20_000  # spaces up to this size are looked at whole
+
+
+EFFECTS = {"max_num_seqs": 4.0, "max_num_batched_tokens": 2.0, "speculation": 2.0}
+"""Prior variance of an argument's effect, over that of the others: batch sizes and drafts move a figure most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,8 @@ class Model:
     def __init__(self, space: SearchSpace, observations: Sequence[Observation]) -> None:
         self.space = space
         self.sizes = np.array([len(parameter.values) for parameter in space.parameters])
-        tables = tuple(correlation(len(p.values), ordered=p.ordered) for p in space.parameters)
+        tables = tuple(relation(parameter) for parameter in space.parameters)
+        effects = np.array([EFFECTS.get(parameter.name, 1.0) for parameter in space.parameters])
         self.points = np.array([positions(space, seen.point) for seen in observations])
         self.merits = np.array([np.nan if seen.merit is None else seen.merit for seen in observations])
         self.feasible = np.array([seen.feasibility > 0 and seen.merit is not None for seen in observations])
@@ -52,7 +57,9 @@ class Model:
         if valued.any():
             noise = np.array([seen.doubt for seen in observations])
             centre = float(np.median(self.merits[valued & self.feasible])) if (valued & self.feasible).any() else None
-            self.value = fit(tables, self.points[valued], self.merits[valued], VALUE, mean=centre, weights=noise[valued])
+            self.value = fit(
+                tables, self.points[valued], self.merits[valued], VALUE, mean=centre, weights=noise[valued], effects=effects
+            )
         codes = np.array([seen.feasibility for seen in observations])
         self.home = positions(space, space.default_point())
         told = np.array([seen.starved is not None for seen in observations])
@@ -108,6 +115,15 @@ def _log_expected_gain(gain: Floats, deviation: Floats) -> Floats:
         ratio = np.exp(np.minimum(log_ndtr(z) - density, 0.0)) * np.abs(z)  # tends to 1 from below as z falls
         far = density + np.log(np.maximum(1 - ratio, 1e-12))
     return np.asarray(np.where(z > -5, near, far) + np.log(deviation))
+
+
+def relation(parameter: Parameter) -> Floats:
+    """How alike the values of a parameter are expected to be, shape (n, n): drafts by one method are, the more so the nearer
+    their numbers."""
+    if parameter.name != "speculation":
+        return correlation(len(parameter.values), ordered=parameter.ordered)
+    split = [str(value).partition(":") for value in parameter.values]
+    return families([method for method, _, _ in split], [int(count) if count.isdigit() else 0 for _, _, count in split])
 
 
 def positions(space: SearchSpace, point: Point) -> Ints:

@@ -196,8 +196,8 @@ class SpaceOptions:
 class SearchOptions(SpaceOptions):
     """The whole loop."""
 
-    goal: Annotated[list[str], _option("throughput, latency or goodput.", GOAL, "--goal", metavar="GOAL")] = field(
-        default_factory=list
+    goal: Annotated[list[str], _option("throughput, latency or goodput; two: a front.", GOAL, "--goal", metavar="GOAL")] = (
+        field(default_factory=list)
     )
     metric: Annotated[
         str | None, _option("Another metric of that goal, like p95_ttft_s.", GOAL, "--metric", metavar="NAME")

@@ -192,7 +192,14 @@ def _chosen(seen: Sequence[gpus.Gpu], wanted: str | None) -> list[gpus.Gpu]:
     names = [word.strip() for word in wanted.split(",") if word.strip()]
     if unknown := [name for name in names if name not in by_name] or ([] if names else [wanted]):
         raise UsageError(f"--gpus {wanted}: there is no GPU {unknown[0]!r}; there are {', '.join(str(g.index) for g in seen)}")
-    return [by_name[name] for name in names]
+    chosen = [by_name[name] for name in names]
+    for gpu in chosen:  # memory alone may be a screen's; somebody's work would be slowed down, or killed for its memory
+        if gpu.holders:
+            holders = ", ".join(f"{holder.name or 'process'} {holder.pid}" for holder in gpu.holders)
+            raise EnvironmentLacks(
+                f"--gpus {wanted}: {holders} computes on GPU {gpu.index}", hint="wait for it, or choose another; vopt doctor"
+            )
+    return chosen
 
 
 def find_arguments(python: str, machine: Machine, version: str | None, *, installed: bool = False) -> Arguments:

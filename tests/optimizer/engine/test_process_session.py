@@ -6,6 +6,7 @@ import dataclasses
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,6 +146,22 @@ def test_the_next_trial_takes_the_process_that_imported_during_this_start(trial:
     assert not [path for path in third.log.parent.parent.iterdir() if path.name.startswith(".spare")]
 
 
+def test_weights_are_read_ahead_until_the_engine_is_up(trial: Trial, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    with (model / "model.safetensors").open("wb") as file:
+        file.write(os.urandom(20 << 20))
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    session = trial()
+    session._spec = dataclasses.replace(session._spec, model=str(model))
+    assert session.start(no_phase).start_parts_s["weights_ahead"] > 0
+    assert not [thread for thread in threading.enumerate() if thread.name == "vopt-readahead"], "nothing reads beside a load"
+    again = trial()
+    again._spec = dataclasses.replace(again._spec, model=str(model))
+    assert "weights_ahead" not in again.start(no_phase).start_parts_s, "they are in the page cache"
+
+
 START_FAULTS = [
     ("fail_start", MAMBA, {}, FailureKind.MAMBA_BLOCKS, {"max_num_seqs": {"at_most": 856}}),
     ("fail_start", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.27 GiB.", {}, FailureKind.OOM_START, {}),
@@ -211,6 +228,37 @@ def test_a_death_under_load_is_noticed_at_once(trial: Trial, fault: str, message
         assert failed.load.status is LoadStatus.ENGINE_DIED
         assert len(failed.load.records) > at, "what was seen before the death is kept"
         assert failed.detail == message
+    assert session.close() == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["start", "load"])
+@pytest.mark.fault("out-of-memory kill")
+def test_a_kill_that_the_kernel_counted_is_lack_of_memory(trial: Trial, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    kills = [3]
+    monkeypatch.setattr("vopt.optimizer.room.oom_kills", lambda: kills[0])
+    session = trial("hang_start" if at == "start" else "", start_s=30.0)
+
+    def kernel_kills(pid: int) -> None:
+        kills[0] += 1
+        os.kill(pid, signal.SIGKILL)
+
+    def on_phase(phase: Phase, words: str) -> None:
+        if at == "start" and words == "starting the engine":
+            threading.Timer(0.5, kernel_kills, (leader_of(session._up.process),)).start()
+
+    def on_tick(tick: Any) -> bool:
+        if kills[0] == 3:
+            kernel_kills(leader_of(session._up.process))
+        return True
+
+    def start_and_load() -> None:
+        session.start(on_phase)
+        session.load(source(), plan(window_s=30.0), on_tick)
+
+    failed = failure_of(start_and_load)
+    assert failed.kind is (FailureKind.OOM_START if at == "start" else FailureKind.OOM_LOAD)
+    assert "the kernel killed a process for lack of memory" in failed.detail
     assert session.close() == ()
 
 
