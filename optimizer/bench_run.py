@@ -150,7 +150,8 @@ def work_directory(data_dir: Path | None) -> Iterator[Path]:
     """Where engines write their logs: below ``--data-dir``, else a temporary directory that only a failure leaves behind."""
     if data_dir is not None:
         data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    directory = Path(tempfile.mkdtemp(prefix="vopt-bench-" if data_dir is None else "bench-", dir=data_dir))
+    # Absolute, which mkdtemp makes it only from Python 3.12 on: an engine's processes work in other directories.
+    directory = Path(tempfile.mkdtemp(prefix="vopt-bench-" if data_dir is None else "bench-", dir=data_dir)).absolute()
     try:
         yield directory
     except BaseException:

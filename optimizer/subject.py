@@ -18,6 +18,7 @@ from vopt.optimizer.engine.arguments import VllmJudge, read_arguments
 from vopt.optimizer.engine.hardware import Hardware, hardware
 from vopt.optimizer.environment import ModelFiles, find_model, vllm_version
 from vopt.optimizer.errors import EnvironmentLacks, SearchSpaceError, UsageError
+from vopt.optimizer.locks import held_gpu_locks
 from vopt.optimizer.options import BenchOptions, SpaceOptions
 from vopt.optimizer.report.deploy import argv_from_yaml
 from vopt.optimizer.trial import EngineConfig
@@ -183,9 +184,11 @@ def simulated_count(wanted: str | None) -> int:
 
 def _chosen(seen: Sequence[gpus.Gpu], wanted: str | None) -> list[gpus.Gpu]:
     if wanted is None:
-        free = [gpu for gpu in seen if gpu.free]
+        searched = {uuid: f"in use by {owner.words()}" for uuid, owner in held_gpu_locks()}  # idle between two of its trials
+        free = [gpu for gpu in seen if gpu.free and gpu.uuid not in searched]
         if not free:
-            held = "; ".join(f"GPU {gpu.index}: {gpu.used_bytes / 2**30:.1f} GiB used" for gpu in seen)
+            used = {gpu.uuid: searched.get(gpu.uuid, f"{gpu.used_bytes / 2**30:.1f} GiB used") for gpu in seen}
+            held = "; ".join(f"GPU {gpu.index}: {used[gpu.uuid]}" for gpu in seen)
             raise EnvironmentLacks(f"no GPU is free ({held})", hint="vopt doctor   # says who holds them")
         return free[:1]
     by_name = {str(gpu.index): gpu for gpu in seen} | {gpu.uuid: gpu for gpu in seen}

@@ -59,6 +59,11 @@ def correlation(size: int, *, ordered: bool, length: float = 0.6) -> Floats:
     return np.asarray((1 + scaled) * np.exp(-scaled))
 
 
+def leaning(shifts: Floats, strength: float) -> Floats:
+    """Covariance of an effect that grows in a straight line with ``shifts``, the distances from the default, shape (n, n)."""
+    return np.asarray(strength * np.outer(shifts, shifts))
+
+
 def families(groups: Sequence[str], ranks: Sequence[int], *, shared: float = 0.5) -> Floats:
     """Correlation over a domain of alternatives with a strength each (drafts by a method, so many at a time), shape (n, n).
 
@@ -88,9 +93,8 @@ class Surrogate:
     def predict(self, points: Ints) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the noise-free value at each point, shapes (n,)."""
         cross = _covariance(self._parts(points), self.variances, self.prior)
-        own = self.variances.sum()
-        spread = (own**2 - (self.variances**2).sum()) / 2 * self.prior.pair(len(self.variances))
-        total = self.prior.constant + own + spread
+        parts = [np.diag(table)[points[:, j]] for j, table in enumerate(self.tables)]
+        total = _covariance(parts, self.variances, self.prior)
         mean = self.mean + cross @ self.alpha
         solved = _solved(self.factor, cross.T)
         variance = np.maximum(total - np.einsum("ij,ji->i", cross, solved), 1e-12)
@@ -137,17 +141,15 @@ def fit(
     *,
     mean: float | None = None,
     weights: Floats | None = None,
-    effects: Floats | None = None,
     rounds: int = 25,
 ) -> Surrogate:
     """Fit to ``values`` (n,) at ``points`` (n, d). ``mean`` fixes the prior mean (default: the values' mean);
-    ``weights`` multiply the noise variance of single values, ``effects`` (d,) the prior variance of single arguments."""
+    ``weights`` multiply the noise variance of single values."""
     centre = float(values.mean()) if mean is None else mean
     residual = values - centre
     scale = np.ones(len(values)) if weights is None else weights
     parts = [table[np.ix_(points[:, j], points[:, j])] for j, table in enumerate(tables)]
-    middle_effects = np.full(len(tables), np.log(prior.effect)) + (0.0 if effects is None else np.log(effects))
-    start = np.concatenate([middle_effects, [np.log(prior.noise)]])
+    start = np.concatenate([np.full(len(tables), np.log(prior.effect)), [np.log(prior.noise)]])
     spread = np.concatenate([np.full(len(tables), prior.effect_spread), [prior.noise_spread]])
 
     def loss(theta: Floats) -> tuple[float, Floats]:

@@ -96,5 +96,5 @@ class Judge:
 
     def _by_goal(self, d: Declaration) -> str | None:
         wanted = d.asked or d.name in self.of.choices.allow_lossy or d.name in self.of.choices.allow_contract
-        served = any(goal in d.searched for goal in self.of.goal.split("-"))
-        return None if wanted or served else f"only on request (--vary {d.name})"
+        searched = any(goal in d.searched for goal in self.of.goal.split("-"))
+        return None if wanted or searched else f"only on request (--vary {d.name})"

@@ -133,9 +133,11 @@ def root_cause(log_lines: Sequence[str]) -> str | None:
 
 
 def _kind_without_message(phase: Phase, ending: Ending, cause: str) -> FailureKind:
-    """No known message: an error of the arguments while starting is the configuration's, anything else a death."""
+    """No known message: an error of the arguments while starting is the configuration's, anything else a death. Somebody who
+    is killed complains of nothing; what others log as they go down with it is no cause."""
     name = cause.partition(":")[0].rpartition(".")[2]
-    if phase in (Phase.START, Phase.PREFLIGHT) and (name in _CONFIG_EXCEPTIONS or ending.code == 2):
+    killed = ending.code is not None and ending.code < 0
+    if phase in (Phase.START, Phase.PREFLIGHT) and not killed and (name in _CONFIG_EXCEPTIONS or ending.code == 2):
         return FailureKind.INVALID_CONFIG
     return FailureKind.ENGINE_DIED
 

@@ -26,7 +26,7 @@ DEFAULT = (
     "9b-latency",
     "35b-latency",
     "h200-dense-chat",
-    "h100-moe-generation",
+    "h100-moe-chat",
     "a100-hybrid-throughput",
     "h200-hybrid-chat",
 )

@@ -215,7 +215,7 @@ class SimulatedLandscape:
 
     def regret(self, config: Mapping[str, Any] | None) -> float:
         """Share of the optimum that a configuration loses; 1.0 for what crashes or clearly breaks a limit."""
-        if config is None:
+        if config is None or not self.judged(EngineConfig()).feasible:
             return 1.0
         judged = self.judged(EngineConfig(config))
         if judged.merit is None or any(value > CLEARLY for value in judged.violations.values()):

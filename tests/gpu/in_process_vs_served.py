@@ -70,7 +70,7 @@ def measure(
     while left and patience.covers(need_s):
         pair, served = left[0]
         label = f"{pair + 1}-{'served' if served else 'in-process'}"
-        entry = starts.measured_start(stand, typed.config, plans, label=label, served=served)
+        entry = starts.measured_start(stand, typed.config, plans, label=label, served=served, must=True)
         journal.add({"pair": pair, **entry})
         left.pop(0)
         need_s = max(entry["wall_s"] for entry in journal.entries)
@@ -79,11 +79,10 @@ def measure(
 
 
 def compared_words(entries: Sequence[dict[str, Any]], levels: Sequence[int]) -> str:
-    """Served / in-process by level and figure; a failure of either leaves its pair out."""
+    """Served / in-process by level and figure, over the pairs of which both are there."""
     by_pair: dict[int, dict[bool, dict[str, Any]]] = {}
     for entry in entries:
-        if entry["outcome"] == "measured":
-            by_pair.setdefault(entry["pair"], {})[entry["served"]] = entry
+        by_pair.setdefault(entry["pair"], {})[entry["served"]] = entry
     pairs = [sides for sides in by_pair.values() if len(sides) == 2]
     lines = [f"served / in-process over {len(pairs)} pairs"]
     for place, level in enumerate(levels):

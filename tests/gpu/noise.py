@@ -60,7 +60,8 @@ def repeat(typed: argparse.Namespace, model: str, patience: starts.Patience) -> 
     plans = [starts.closed(typed.concurrency, typed.window, typed.seed)] * typed.loads
     need_s = max([entry["wall_s"] for entry in journal.entries] or [FIRST_START_S + typed.loads * 2 * typed.window])
     while len(journal.entries) < typed.starts and patience.covers(need_s):
-        entry = starts.measured_start(stand, {}, plans, label=f"{Path(model).name}-{len(journal.entries) + 1}")
+        label = f"{Path(model).name}-{len(journal.entries) + 1}"
+        entry = starts.measured_start(stand, {}, plans, label=label, must=True)
         journal.add(entry)
         need_s = entry["wall_s"]
         print(f"{starts.row_words(entry)} ({need_s:.0f} s)", flush=True)

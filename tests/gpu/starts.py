@@ -181,7 +181,7 @@ def stand_of(typed: argparse.Namespace, model: str) -> Stand:
     subject = find_subject(options, say)
     load = find_load(options, subject, say)
     kind = "simulated" if subject.machine.simulated else "vllm"
-    logs = typed.out.parent / f"{typed.out.stem}-logs" / Path(model).name
+    logs = typed.out.absolute().parent / f"{typed.out.stem}-logs" / Path(model).name
     return Stand(
         options, subject, load.requests.source, load.workload.to_json(), load.workload.digest, opener(kind, subject), logs
     )
@@ -205,12 +205,12 @@ def closed(concurrency: int, window_s: float, seed: int = 0) -> LoadPlan:
 
 
 def measured_start(
-    stand: Stand, config: Mapping[str, Any], plans: Sequence[LoadPlan], *, label: str, served: bool = False
+    stand: Stand, config: Mapping[str, Any], plans: Sequence[LoadPlan], *, label: str, served: bool = False, must: bool = False
 ) -> dict[str, Any]:
     """One fresh start with one load for each plan: a journal's line.
 
-    Raises ``EngineFailure`` when it failed for the machine's sake; a failure of the configuration is in the line, beside
-    the loads that came before it.
+    Raises ``EngineFailure`` when it failed for the machine's sake, or at all where it ``must`` not; else a failure of the
+    configuration is in the line, beside the loads that came before it.
     """
     number = len(list(stand.directory.glob("*"))) if stand.directory.exists() else 0
     spec = spec_of(stand.subject, stand.options, Asked(Arrivals.CLOSED), stand.directory, number)
@@ -227,7 +227,7 @@ def measured_start(
         for plan in plans:
             loads += [load_row(once(plan))]  # one by one: what was measured before a failure is kept
     except EngineFailure as failed:
-        if failed.failed.kind.blame is Blame.INFRASTRUCTURE:
+        if must or failed.failed.kind.blame is Blame.INFRASTRUCTURE:
             raise
         failure, started = failed.failed, started or failed.failed.started
     finally:

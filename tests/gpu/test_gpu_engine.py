@@ -29,7 +29,7 @@ from vopt.optimizer.engine.kin import descendants
 from vopt.optimizer.engine.process import ProcessSession, engine_environment
 from vopt.optimizer.trial import Deadlines, EngineConfig, TrialSpec
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1500), pytest.mark.filterwarnings("ignore")]  # vLLM's own warnings
 
 SETTINGS = os.environ.get("VOPT_GPU_SET", "load_format=dummy max_model_len=8192").split()
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Phase
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -77,6 +81,36 @@ def test_failures_of_a_configuration_are_recorded(tmp_path: Path, monkeypatch: p
     kinds = [start.failure and start.failure.value for start in recorded.read_table(out).starts]
     assert kinds.count(None) == 2
     assert set(kinds) == {None, "kv_too_small", "invalid_config"}
+
+
+def test_what_the_machine_failed_in_is_tried_again_and_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, real, seen = tmp_path / "table.jsonl", starts.measured_start, []
+
+    def failing(stand: starts.Stand, config: Mapping[str, Any], *rest: Any, label: str, **options: Any) -> dict[str, Any]:
+        seen.append(label)
+        if label == "1-0" and seen.count(label) <= 2:
+            raise EngineFailure(Failed(Phase.START, FailureKind.MEMORY_HELD, "somebody else holds it"))
+        return real(stand, config, *rest, label=label, **options)
+
+    monkeypatch.setattr(starts, "measured_start", failing)
+    words = [*SMALL, "--rows", "2", "--levels", "4", "--out", str(out), *TRY]
+    assert record_table.main(words) == 0
+    assert seen == ["0-0", "1-0", "0-1", "1-1", "1-0", "1-0"]
+    assert len(recorded.read_table(out).starts) == 4
+
+
+def test_where_the_defaults_do_not_start_nothing_is_recorded(tmp_path: Path) -> None:
+    out = tmp_path / "table.jsonl"
+    assert record_table.main([*SMALL, "--rows", "2", "--set", "kv_cache_memory_bytes=1000", "--out", str(out), *TRY]) == 3
+    assert len(out.read_text().splitlines()) == 1
+
+
+def test_a_machine_that_goes_on_failing_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any, **__: Any) -> dict[str, Any]:
+        raise EngineFailure(Failed(Phase.START, FailureKind.GPU_LOST, "GPU 0 is gone"))
+
+    monkeypatch.setattr(starts, "measured_start", failing)
+    assert record_table.main([*SMALL, "--rows", "2", "--levels", "4", "--out", str(tmp_path / "t.jsonl"), *TRY]) == 3
 
 
 def test_noise_prints_the_spread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
