@@ -161,7 +161,11 @@ def user_space(path: Path | None) -> SpaceFile | None:
     if path is None:
         return None
     try:
-        return parse_space(path.read_text(encoding="utf-8"), str(path), base_declarations())
+        read = parse_space(path.read_text(encoding="utf-8"), str(path), base_declarations())
+        if read.mode is not None or read.bare is not None:
+            key, value = ("mode", read.mode) if read.mode is not None else ("bare", read.bare)
+            raise SpaceFileError(str(path), key, value, "a file of yours narrows any mode: choose it by --mode")
+        return read
     except SpaceFileError as error:
         raise SearchSpaceError(error.file, error.key, error.value, error.rule) from None
     except (OSError, UnicodeDecodeError) as error:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 from typer.testing import CliRunner
 
 from vopt.optimizer.cli import app
-from vopt.optimizer.errors import SearchSpaceError
+from vopt.optimizer.environment import find_model
+from vopt.optimizer.errors import EnvironmentLacks, SearchSpaceError
 from vopt.optimizer.space_of import user_space
 
 OWN = """
@@ -37,3 +39,20 @@ def test_a_name_that_nobody_declares_is_named(tmp_path: Path) -> None:
     path.write_text(OWN.replace("max_num_seqs", "max_num_sekvs"))
     with pytest.raises(SearchSpaceError, match=r"max_num_sekvs.*near: .*max_num_seqs"):
         user_space(path)
+
+
+@pytest.mark.parametrize("line", ["mode = 'throughput'", "bare = { performance_mode = 'throughput' }"])
+def test_what_only_the_packages_own_files_say_is_refused(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "my-space.toml"
+    path.write_text(line + "\n" + OWN)
+    with pytest.raises(SearchSpaceError, match="choose it by --mode"):
+        user_space(path)
+
+
+def test_a_model_that_is_only_not_cached_is_not_said_to_lack_a_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(name: str, file: str, revision: str | None = None) -> str:
+        raise LocalEntryNotFoundError("the hub cannot be reached and nothing is cached")
+
+    monkeypatch.setattr("vopt.optimizer.environment.hf_hub_download", away)
+    with pytest.raises(EnvironmentLacks, match="not cached here and the hub cannot be reached"):
+        find_model("Foo/Bar-9000")
