@@ -5,31 +5,33 @@ from __future__ import annotations
 import asyncio
 import json
 from bisect import bisect_left
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vopt.objectives.records import RequestFailure, RequestFailureKind, RequestRecord
 from vopt.optimizer.load.chunks import PLAIN_TEXTS, StreamState, error_message, is_plain_text, spread_tokens
-from vopt.optimizer.load.http1 import HttpViolation, ResponseParser
+from vopt.optimizer.load.http1 import LINES, HttpViolation, ResponseParser
 from vopt.optimizer.load.ledger import Progress
 from vopt.optimizer.load.plan import Request
 from vopt.optimizer.load.sse import SseParser
 
 MESSAGE_CHARS = 500
 MAX_PLAIN_BODY = 64 * 1024
+_TAILS: dict[bytes, bytes] = {}
+"""One object for what all streams have in common: 512 copies would be out of the cache whenever they are needed."""
+MOST_TAILS = 64
 
 
 class Exchange:
     """What one answer has brought so far. All times are on the engine's clock; ``finished`` resolves at its end."""
 
     __slots__ = (
+        "_around",
         "_body",
         "_expected",
-        "_heads",
         "_http",
-        "_prefix",
         "_sse",
         "_streaming",
+        "_template",
         "done_at",
         "ended_at",
         "failure",
@@ -45,9 +47,9 @@ class Exchange:
         self._http, self._sse = ResponseParser(), SseParser()
         self._streaming: bool | None = None
         self._body = bytearray()
-        self._expected: tuple[bytes, int, list[float]] | None = None
-        self._heads: dict[int, bytes] = {}
-        self._prefix = b""
+        self._expected: tuple[bytes, bytes, list[float]] | None = None
+        self._template: tuple[bytes, bytes] | None = None
+        self._around = b"", b""
         self.state = StreamState(chat)
         self.sent_at = self.last_at = sent_at
         self.origin_s = origin_s
@@ -63,6 +65,10 @@ class Exchange:
         return self.failure is None and self._http.complete and self._http.keep_alive
 
     @property
+    def begun(self) -> bool:
+        return bool(self.state.times)
+
+    @property
     def waiting_for_headers(self) -> bool:
         return not self._http.status
 
@@ -71,12 +77,15 @@ class Exchange:
         if (expected := self._expected) is not None:
             # Reads that are whole chunks with one plain token each, by far the most frequent: what the three parsers would
             # find is settled without a call into any of them. Most often it is one chunk.
-            tail, cut, times = expected
-            head = self._heads.get(len(data))
-            if head is not None and data.startswith(head) and data.endswith(tail) and data[len(head) : cut] in PLAIN_TEXTS:
-                times.append(now)
-                return
-            if plain := plain_chunks(data, self._heads, tail):
+            prefix, tail, times = expected
+            length = len(data)
+            line = LINES.get(length)
+            if line is not None and data.startswith(line) and data.endswith(tail):
+                begin = len(line)
+                if data.startswith(prefix, begin) and data[begin + len(prefix) : length - len(tail)] in PLAIN_TEXTS:
+                    times.append(now)
+                    return
+            if plain := plain_chunks(data, prefix, tail):
                 times.extend((now,) * plain)
                 return
         http = self._http
@@ -101,18 +110,20 @@ class Exchange:
             self.finish(now)
         self._expected = self._expectation()
 
-    def _expectation(self) -> tuple[bytes, int, list[float]] | None:
-        """How a chunk with one plain token ends (as bytes, and as the place to cut at), and where to note its time, if all
-        three parsers stand between two of them. ``_heads`` has how such chunks begin."""
+    def _expectation(self) -> tuple[bytes, bytes, list[float]] | None:
+        """What a chunk with one plain token has between its size and its text, and behind its text, and where to note its
+        time, if all three parsers stand between two of them."""
         http, state = self._http, self.state
         if not (http.between_chunks and self._sse.clean and state.template is not None) or state.done or self.finished.done():
             return None
-        prefix, suffix = state.template
-        if len(self._heads) != len(http.sizes) or self._prefix is not prefix:
-            self._prefix = prefix
-            self._heads = {len(line) + size + 4: line + b"\r\ndata: " + prefix for line, size in http.sizes.items()}
-        tail = suffix + b"\n\n\r\n"
-        return tail, -len(tail), state.times
+        if self._template is not state.template:
+            self._template = state.template
+            prefix, suffix = state.template
+            tail = suffix + b"\n\n\r\n"
+            self._around = b"\r\ndata: " + prefix, _TAILS.setdefault(tail, tail)
+            if len(_TAILS) > MOST_TAILS:
+                _TAILS.clear()
+        return *self._around, state.times
 
     def _events(self, events: list[bytes], now: float) -> None:
         state = self.state
@@ -237,23 +248,22 @@ class Exchange:
         )
 
 
-def plain_chunks(data: bytes, heads: Mapping[int, bytes], tail: bytes) -> int:
+def plain_chunks(data: bytes, prefix: bytes, tail: bytes) -> int:
     """How many chunks ``data`` is, each of one plain token, nothing before, between or behind them; 0 when it is not that.
 
-    ``heads``: how a chunk of so many bytes begins, up to its text: its size as HTTP frames it and the template's prefix.
-    ``tail``: how every chunk ends, from the text's closing quote on. A plain text has no line end, so that the frames' own
-    line ends divide the chunks.
+    ``prefix`` is what stands between a chunk's size and its text, ``tail`` what stands behind the text, from its closing quote
+    on. A plain text has no line end, so that the frames' own line ends divide the chunks.
     """
     *chunks, rest = data.split(b"\n\n\r\n")
     if rest:
         return 0
     end = tail[:-4]
-    cut = -len(end)
+    before, cut = len(prefix), -len(end)
     for chunk in chunks:
-        head = heads.get(len(chunk) + 4)
-        if head is None or not (chunk.startswith(head) and chunk.endswith(end)):
+        line = LINES.get(len(chunk) + 4)
+        if line is None or not (chunk.startswith(line) and chunk.startswith(prefix, len(line)) and chunk.endswith(end)):
             return 0
-        text = chunk[len(head) : cut]
+        text = chunk[len(line) + before : cut]
         if text not in PLAIN_TEXTS and not is_plain_text(text):
             return 0
     return len(chunks)

@@ -12,8 +12,14 @@ import zlib
 MAX_HEAD_BYTES = 64 * 1024
 MAX_LINE_BYTES = 8 * 1024
 _MANY_BYTES = 2048
-_KNOWN_SIZES = 256
+_KNOWN_SIZES = 4096
 _HEX = frozenset(b"0123456789abcdefABCDEF")
+
+
+SIZES: dict[bytes, int] = {}
+"""Chunk sizes (above 0) that were seen, by the line that said them; of all answers, which are alike."""
+LINES: dict[int, bytes] = {}
+"""The same by the chunk's whole length, frame included."""
 
 
 class HttpViolation(Exception):
@@ -24,7 +30,7 @@ class ResponseParser:
     """One answer. Feed it what the socket gives; ``complete`` says that the whole body has been seen.
 
     ``keep_alive`` says whether the connection may carry another request afterwards. ``between_chunks``: no byte is held back
-    and the body needs no decoding. ``sizes`` holds chunk sizes (above 0) that were seen, by the line that said them.
+    and the body needs no decoding.
     """
 
     __slots__ = (
@@ -39,7 +45,6 @@ class ResponseParser:
         "complete",
         "headers",
         "keep_alive",
-        "sizes",
         "status",
     )
 
@@ -52,7 +57,6 @@ class ResponseParser:
         self._rest = b""
         self._left = 0  # bytes left of the current chunk, or of the whole body when its length is known
         self.between_chunks = False
-        self.sizes: dict[bytes, int] = {}
         self._after_chunk = False  # the line end behind a chunk's data is due
         self._in_trailers = False
         self._until_close = False
@@ -62,8 +66,10 @@ class ResponseParser:
         """The decoded body bytes that ``data`` adds. Raises ``HttpViolation``."""
         if self.between_chunks:  # one read is usually one whole chunk, or many
             end = data.find(b"\r\n", 0, 20)
-            size = self.sizes.get(data[:end]) if end > 0 else None
+            line = data[:end] if end > 0 else b""
+            size = SIZES.get(line)
             if size is not None and end + size + 4 == len(data) and data.endswith(b"\r\n"):
+                LINES[len(data)] = line  # another server may have written sizes in another way since
                 return data[end + 2 : -2]
         if not self.status:
             data = self._head(data)
@@ -167,8 +173,7 @@ class ResponseParser:
             start = line_end + 2
             stop = start + size
             if size and data[stop : stop + 2] == b"\r\n":
-                if len(self.sizes) < _KNOWN_SIZES:
-                    self.sizes[data[at:line_end]] = size
+                _learn(data[at:line_end], size)
                 out.append(data[start:stop])
                 at = stop + 2
             else:
@@ -217,6 +222,14 @@ def _whole_chunks(data: bytes, out: list[bytes]) -> int:
         return 0
     out += contents
     return sum(lengths) + sum(map(len, sizes)) + 4 * len(sizes)
+
+
+def _learn(line: bytes, size: int) -> None:
+    if len(SIZES) >= _KNOWN_SIZES:  # of a server that sends ever other sizes; begin anew
+        SIZES.clear()
+        LINES.clear()
+    SIZES[line] = size
+    LINES[len(line) + size + 4] = line
 
 
 def _size(line: bytes) -> int:

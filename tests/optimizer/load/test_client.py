@@ -7,6 +7,7 @@ import resource
 import socket
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -296,6 +297,36 @@ async def many_streams() -> None:
         )
     assert all(record.succeeded for record in records)
     assert [record.index for record in records] == list(range(300))
+
+
+async def test_room_for_descriptors_is_made_before_they_are_needed() -> None:
+    """Else the kernel stops the process for 5 to 20 ms when a load opens socket 256, 512, 1024, ..."""
+    async with serving(OK) as server, HttpEngine(parse_target(server.url, "m")) as engine:
+        await engine.run(REQUEST, origin_s=0.0, scheduled_s=0.0, idle_timeout_s=20.0)
+        lines = Path("/proc/self/status").read_text().splitlines()  # noqa: ASYNC240 - no disk is behind it
+    room = next(int(line.split()[1]) for line in lines if line.startswith("FDSize:"))
+    assert room >= min(8192, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+
+async def test_streams_that_begin_among_many_under_way() -> None:
+    """Streams under way are read every two milliseconds, first tokens when they come: none is lost where one goes over."""
+    quick = [HEAD, *(step for _ in range(150) for step in (token(), 0.002)), token(finish_reason="length")]
+    late = [HEAD, 0.1, token(), token(finish_reason="length"), usage(2), DONE, LAST_CHUNK]
+
+    def answer(path: str, body: dict[str, Any]) -> Script:
+        return [*quick, usage(151), DONE, LAST_CHUNK] if body["max_tokens"] == 151 else late
+
+    async with serving(answer) as server, HttpEngine(parse_target(server.url, "m")) as engine:
+
+        async def one(index: int, tokens: int) -> RequestRecord:
+            request = replace(REQUEST, index=index, max_tokens=tokens)
+            return await engine.run(request, origin_s=0.0, scheduled_s=0.0, idle_timeout_s=20.0)
+
+        records = await asyncio.gather(*(one(index, 151) for index in range(30)), *(one(100 + n, 2) for n in range(10)))
+    assert all(record.succeeded for record in records), [record.failure for record in records]
+    assert [len(record.chunk_times_s) for record in records] == [151] * 30 + [2] * 10
+    for record in records:
+        assert list(record.chunk_times_s) == sorted(record.chunk_times_s)
 
 
 async def test_cancelling_closes_the_connection_and_partial_shows_what_came() -> None:

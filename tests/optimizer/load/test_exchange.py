@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vopt.optimizer.load import chunks
@@ -45,6 +45,7 @@ def told(exchange: Exchange) -> tuple[Any, ...]:
     return len(state.times), state.declared, state.finish_reason, state.error, state.done, exchange.failure, exchange.reusable
 
 
+@settings(deadline=None)  # byte by byte on a busy machine
 @given(
     st.lists(st.tuples(TEXTS, st.sampled_from([{}, {}, {}, {"token_ids": [1, 2]}, {"finish_reason": "length"}])), max_size=12),
     st.booleans(),
@@ -105,13 +106,13 @@ def test_a_token_costs_no_parsing_once_its_shape_is_known(monkeypatch: pytest.Mo
 def test_plain_chunks_counts_whole_ones_only() -> None:
     prefix, suffix = b'{"text":"', b'"}'
     one = framed(prefix + b" a" + suffix)
-    heads = {len(one): one[: one.index(b" a")]}
-    tail = suffix + b"\n\n\r\n"
-    assert plain_chunks(one * 3, heads, tail) == 3
-    assert plain_chunks(one * 3 + b"1", heads, tail) == 0
-    assert plain_chunks(one[:-1], heads, tail) == 0
-    assert plain_chunks(one + one.replace(b" a", b'"a'), heads, tail) == 0
-    assert plain_chunks(b"", heads, tail) == 0
+    asyncio.run(read([HEAD, one]))  # its size is known from now on
+    around = b"\r\ndata: " + prefix, suffix + b"\n\n\r\n"
+    assert plain_chunks(one * 3, *around) == 3
+    assert plain_chunks(one * 3 + b"1", *around) == 0
+    assert plain_chunks(one[:-1], *around) == 0
+    assert plain_chunks(one + one.replace(b" a", b'"a'), *around) == 0
+    assert plain_chunks(b"", *around) == 0
 
 
 def test_the_texts_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
