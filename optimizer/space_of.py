@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vopt.objectives.goals import Goal
+from vopt.optimizer import cpu_memory
 from vopt.optimizer.check import check_command as check
 from vopt.optimizer.check import objection_of, render_check
 from vopt.optimizer.command_reader import parse_command
@@ -153,7 +153,7 @@ def space_subject(subject: Subject) -> SpaceSubject:
 
 def host_as_gpu() -> Gpu:
     """This host as the device of vLLM's CPU build."""
-    return Gpu("cpu", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return Gpu("cpu", cpu_memory.memory_bytes())
 
 
 def user_space(path: Path | None) -> SpaceFile | None:
