@@ -257,10 +257,15 @@ def describe_space(options: CheckedSpaceOptions) -> SpaceAnswer:
     """``vopt space``: every parameter with its range and reasons, and what was left out and why."""
     from vopt.optimizer.prepare import concurrency_of, find_workload
 
-    subject = find_subject(options)
+    said: list[str] = []
+    subject = find_subject(options, said.append)
     workload = find_workload(options.workload, None, lambda _: None)
     space = find_space(options, subject, workload, options.goal, concurrency_of(options.concurrency))
-    return SpaceAnswer(space_text(space), space_document(space))
+    text, document = space_text(space), space_document(space)
+    if subject.front_end:
+        text += f"\n{said[-1]}\n"
+        document = {**document, "front_end": list(subject.front_end)}
+    return SpaceAnswer(text, document)
 
 
 def check_command(options: CheckedSpaceOptions) -> SpaceAnswer:

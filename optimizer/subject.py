@@ -11,7 +11,7 @@ from typing import Any
 
 from vopt.optimizer import gpus
 from vopt.optimizer.caches import cache_root
-from vopt.optimizer.command import LaunchCommand, argument_words, bound_argv, refuse_secret, to_argv
+from vopt.optimizer.command import LaunchCommand, argument_words, bound_argv, refuse_secret, shell_line, to_argv
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.command_shell import CONTAINERS
 from vopt.optimizer.engine.arguments import VllmJudge, read_arguments
@@ -119,6 +119,9 @@ def find_subject(options: SpaceOptions | BenchOptions, say: Callable[[str], None
             ) from None
         shape = None
     resolved = {} if machine.simulated else ask_engine(python, model, fixed | command.config, fixed)
+    front = (*command.front_end, *front_end)
+    if front:
+        say(f"{shell_line(front)}: for the server in front of the engine: in served and exported commands, not in-process")
     return Subject(
         resolved=resolved,
         model=model,
@@ -128,7 +131,7 @@ def find_subject(options: SpaceOptions | BenchOptions, say: Callable[[str], None
         python=python,
         fixed=fixed,
         baseline=command.config,
-        front_end=(*command.front_end, *front_end),
+        front_end=front,
         environment=command.environment,
         own_command=bool(command.config),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,17 @@ def test_a_file_narrows_what_the_package_declares(tmp_path: Path) -> None:
     text = " ".join(done.stdout.split())
     assert "256, 512: our clients never have more than 512 requests open" in text
     assert "max_num_batched_tokens=16384: what the last study found" in text
+
+
+def test_what_only_the_server_takes_is_named_as_that(tmp_path: Path) -> None:
+    words = ["--model", "Qwen/Qwen3-8B", "--simulate", "h200", "--set", "port=9000", "--set", 'served_model_name=["a b"]']
+    done = CliRunner().invoke(app, ["space", *words])
+    assert "--port 9000: for the server in front of the engine: in served and exported commands, not in-process" in done.stdout
+    assert 'served_model_name=["a b"]' in done.stdout
+    document = json.loads(CliRunner().invoke(app, ["space", *words, "--json"]).stdout)
+    assert document["front_end"] == ["--port", "9000"]
+    found = CliRunner().invoke(app, ["search", "--goal", "throughput", "--dry-run", *words])
+    assert "not in-process" in found.stderr
 
 
 def test_a_name_that_nobody_declares_is_named(tmp_path: Path) -> None:
