@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from landscapes import random_landscape, small_landscape
+from landscapes import small_landscape
 from published import published_landscape
+from random_family import random_landscape
 from recorded_study import recorded_landscape
 from simulated_families import simulated_families
 

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -196,110 +196,6 @@ class MemoryStudy:
 
     def conclude(self, recommendation: Recommendation) -> None:
         self.answer = recommendation
-
-
-# -- the families ---------------------------------------------------------------------------------------------------------
-
-_SPECULATION = ("off", *(f"ngram:{k}" for k in range(1, 6)), *(f"mtp:{k}" for k in range(1, 6)))
-
-
-def _engine_parameters() -> tuple[Parameter, ...]:
-    return (
-        parameter("performance_mode", ("balanced", "interactivity", "throughput"), "balanced", ordered=False),
-        parameter("max_num_seqs", [2**k for k in range(4, 11)], 256),
-        parameter("max_num_batched_tokens", [2**k for k in range(10, 16)], 8192),
-        parameter("gpu_memory_utilization", [round(0.85 + 0.01 * k, 2) for k in range(13)], 0.92),
-        parameter("enable_prefix_caching", (False, True), True, ordered=False),
-        parameter("speculation", _SPECULATION, "off", ordered=False),
-        parameter("kv_cache_dtype", ("auto", "fp8"), "auto", ordered=False),
-        parameter("moe_backend", ("auto", "triton", "cutlass"), "auto", ordered=False),
-        parameter("cudagraph_mode", ("full_and_piecewise", "piecewise", "full"), "full_and_piecewise", ordered=False),
-    )
-
-
-_PRIORS: tuple[Mapping[str, Any], ...] = (
-    {"performance_mode": "throughput", "max_num_batched_tokens": 16384},
-    {"performance_mode": "throughput", "max_num_seqs": 512},
-    {"speculation": "mtp:1"},
-    {"kv_cache_dtype": "fp8"},
-)
-
-
-def random_landscape(seed: int) -> Landscape:
-    """The random family: 648,648 points, about a third crash (memory and illegal pairs), many of the rest break the success
-    limit, the raw optimum among them; effects, memory, concurrency and pairs are redrawn for each seed."""
-    for attempt in itertools.count():
-        found = _random_landscape(np.random.default_rng([seed, attempt]), f"random-{seed}")
-        if found is not None:
-            return found
-    raise AssertionError
-
-
-@cache
-def _grid(sizes: tuple[int, ...]) -> Any:
-    """Every point as positions, shape (points, dimensions)."""
-    return np.asfortranarray(np.stack(np.unravel_index(np.arange(math.prod(sizes)), sizes), axis=1).astype(np.int8))
-
-
-def _random_landscape(rng: np.random.Generator, name: str) -> Landscape | None:
-    parameters = _engine_parameters()
-    sizes = [len(p.values) for p in parameters]
-    default = np.array([p.index(p.default) for p in parameters])
-    grid = _grid(tuple(sizes))
-    effects = [rng.normal(0, 0.04, size) for size in sizes]
-    for j, width in ((1, 0.10), (2, 0.06)):  # one broad peak, anywhere in the upper part
-        peak = rng.uniform(0.4, 1.0) * (sizes[j] - 1)
-        effects[j] = -width * ((np.arange(sizes[j]) - peak) / (sizes[j] - 1) * 2) ** 2
-    effects[3] = np.linspace(0, rng.uniform(0, 0.04), sizes[3])
-    rise = rng.uniform(0.02, 0.12)
-    tired = rng.uniform(0.1, 0.4)
-    k = np.arange(1, 6)
-    effects[5] = np.concatenate(
-        [[0.0], rng.normal(0, 0.03) + 0.01 * k - 0.006 * k**2, rise * np.log1p(k) - tired * rise * (k - 1) / 2]
-    )
-    value = np.zeros(len(grid))
-    for j in range(len(sizes)):
-        value += effects[j][grid[:, j]]
-    for _ in range(4):  # pairs that do not add up
-        one, two = rng.choice(len(sizes), 2, replace=False)
-        table = rng.normal(0, 0.02, (sizes[one], sizes[two]))
-        value = value + table[grid[:, one], grid[:, two]]
-    load = (
-        rng.uniform(0.5, 1.0) * grid[:, 1] / 6
-        + rng.uniform(0.3, 0.9) * grid[:, 2] / 5
-        + rng.uniform(0.5, 1.0) * grid[:, 3] / 12
-        + rng.uniform(0, 0.3) * (grid[:, 5] > 5)
-        - rng.uniform(0, 0.3) * (grid[:, 6] == 1)
-    )
-    crash = load > np.quantile(load, 0.70)
-    for _ in range(2):  # illegal pairs of two settings
-        one, two = rng.choice([0, 5, 6, 7, 8], 2, replace=False)
-        crash |= (grid[:, one] == rng.integers(1, sizes[one])) & (grid[:, two] == rng.integers(1, sizes[two]))
-    strain = (
-        rng.uniform(0.5, 1.5) * np.maximum(0, grid[:, 5] - 5) / 5
-        + rng.uniform(0.2, 1.0) * grid[:, 1] / 6
-        + rng.normal(0, 0.15, sizes[7])[grid[:, 7]]
-    )
-    success = np.where(strain > np.quantile(strain, 0.57), 0.985 - 0.5 * (strain - np.quantile(strain, 0.57)), 1.0)
-    success = np.clip(success, 0.3, 1.0)
-    at = int(np.ravel_multi_index(tuple(default), sizes))
-    ok = ~crash & (success >= 0.99)
-    runs = ~crash
-    if not ok[at] or success[np.flatnonzero(runs)[np.argmax(value[runs])]] >= 0.99:
-        return None
-    strides = np.array([math.prod(sizes[j + 1 :]) for j in range(len(sizes))])
-    level = value - value[at]
-    made = space(*parameters, seeds=_PRIORS)
-
-    def truth(point: Point) -> Truth:
-        index = int(sum(stride * p.index(point[p.name]) for stride, p in zip(strides, parameters, strict=True)))
-        if crash[index]:
-            return Truth(0.0, 0.0, FailureKind.OOM_START)
-        return Truth(10_000 * math.exp(level[index]), float(success[index]))
-
-    landscape = Landscape(name, made, truth, mode={"performance_mode": "throughput"}, noise=0.02)
-    landscape.__dict__["best"] = math.log(10_000) + float(level[ok].max())
-    return landscape
 
 
 def small_landscape(
