@@ -27,7 +27,7 @@ from vopt.optimizer.measurement import Asked
 from vopt.optimizer.options import CheckedSpaceOptions, SearchOptions, SpaceOptions
 from vopt.optimizer.setup import Budget, Pinned, SearchSetup, Timing
 from vopt.optimizer.space_report import space_document, space_text
-from vopt.optimizer.subject import Machine, Subject, find_arguments, find_machine, find_subject
+from vopt.optimizer.subject import Machine, Subject, find_arguments, find_machine, find_subject, serve_line
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.arguments import Arguments
 from vopt.search_spaces.build import Subject as SpaceSubject
@@ -288,7 +288,11 @@ def _command_text(given: str) -> str:
     path = Path(given)
     if len(given) > LONGEST_PATH or "\n" in given or not path.is_file():
         return given
-    return path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--check {path}: {error}") from None
+    return serve_line(text, f"--check {path}") if "serve" in text or "api_server" in text or "docker" in text else text
 
 
 def _checked_subject(text: str, schema: Arguments, machine: Machine) -> SpaceSubject:

@@ -253,11 +253,11 @@ def _command_of_file(path: Path, schema: Arguments) -> LaunchCommand:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--from {path}: {error}") from None
     if ("vllm" in text and "serve" in text) or "api_server" in text or CONTAINER_RUN.search(text):
-        return parse_command(_serve_line(text, path), schema)
+        return parse_command(serve_line(text, f"--from {path}"), schema)
     return parse_command(argv_from_yaml(text), schema)
 
 
-def _serve_line(text: str, path: Path) -> str:
+def serve_line(text: str, where: str) -> str:
     """The one command of a script: continuation lines joined, comments and ``exec`` left out."""
     lines = [line.strip() for line in text.replace("\\\n", " ").splitlines()]
     found = [
@@ -266,7 +266,7 @@ def _serve_line(text: str, path: Path) -> str:
         if not line.startswith("#") and ("vllm serve" in line or "api_server" in line or CONTAINER_RUN.search(line))
     ]
     if len(found) != 1:
-        raise UsageError(f"--from {path}: holds {len(found)} 'vllm serve' commands; give a file with one")
+        raise UsageError(f"{where}: holds {len(found)} 'vllm serve' commands; give a file with one")
     return found[0].removeprefix("exec ")
 
 
