@@ -20,6 +20,9 @@ LOG_TO = re.compile(
 )
 """Where the output of a command goes, at its end."""
 
+OWN_ARGUMENTS = ("$@", "$*")
+"""What a script was called with: as it stands, nothing."""
+
 SWITCHES = frozenset(
     {"--detach", "--init", "--interactive", "--oom-kill-disable", "--privileged", "--publish-all", "--quiet", "--read-only"}
     | {"--rm", "--sig-proxy", "--tty"}
@@ -45,7 +48,7 @@ def split(text: str) -> list[str]:
             f"the command holds {text[at]!r}: give one `vllm serve` command alone",
             hint="leave out what stands before or after the command; put quotes around values that hold this character",
         )
-    return words
+    return [word for word in words if word not in OWN_ARGUMENTS]
 
 
 def _first_operator(text: str) -> int | None:

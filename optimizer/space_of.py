@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vopt.objectives.goals import Goal
+from vopt.optimizer import cpu_memory
 from vopt.optimizer.check import check_command as check
 from vopt.optimizer.check import objection_of, render_check
 from vopt.optimizer.command_reader import parse_command
@@ -27,7 +27,7 @@ from vopt.optimizer.measurement import Asked
 from vopt.optimizer.options import CheckedSpaceOptions, SearchOptions, SpaceOptions
 from vopt.optimizer.setup import Budget, Pinned, SearchSetup, Timing
 from vopt.optimizer.space_report import space_document, space_text
-from vopt.optimizer.subject import Machine, Subject, find_arguments, find_machine, find_subject
+from vopt.optimizer.subject import Machine, Subject, find_arguments, find_machine, find_subject, serve_line
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.arguments import Arguments
 from vopt.search_spaces.build import Subject as SpaceSubject
@@ -153,7 +153,7 @@ def space_subject(subject: Subject) -> SpaceSubject:
 
 def host_as_gpu() -> Gpu:
     """This host as the device of vLLM's CPU build."""
-    return Gpu("cpu", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return Gpu("cpu", cpu_memory.memory_bytes())
 
 
 def user_space(path: Path | None) -> SpaceFile | None:
@@ -161,7 +161,11 @@ def user_space(path: Path | None) -> SpaceFile | None:
     if path is None:
         return None
     try:
-        return parse_space(path.read_text(encoding="utf-8"), str(path), base_declarations())
+        read = parse_space(path.read_text(encoding="utf-8"), str(path), base_declarations())
+        if read.mode is not None or read.bare is not None:
+            key, value = ("mode", read.mode) if read.mode is not None else ("bare", read.bare)
+            raise SpaceFileError(str(path), key, value, "a file of yours narrows any mode: choose it by --mode")
+        return read
     except SpaceFileError as error:
         raise SearchSpaceError(error.file, error.key, error.value, error.rule) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -253,10 +257,15 @@ def describe_space(options: CheckedSpaceOptions) -> SpaceAnswer:
     """``vopt space``: every parameter with its range and reasons, and what was left out and why."""
     from vopt.optimizer.prepare import concurrency_of, find_workload
 
-    subject = find_subject(options)
+    said: list[str] = []
+    subject = find_subject(options, said.append)
     workload = find_workload(options.workload, None, lambda _: None)
     space = find_space(options, subject, workload, options.goal, concurrency_of(options.concurrency))
-    return SpaceAnswer(space_text(space), space_document(space))
+    text, document = space_text(space), space_document(space)
+    if subject.front_end:
+        text += f"\n{said[-1]}\n"
+        document = {**document, "front_end": list(subject.front_end)}
+    return SpaceAnswer(text, document)
 
 
 def check_command(options: CheckedSpaceOptions) -> SpaceAnswer:
@@ -279,7 +288,11 @@ def _command_text(given: str) -> str:
     path = Path(given)
     if len(given) > LONGEST_PATH or "\n" in given or not path.is_file():
         return given
-    return path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--check {path}: {error}") from None
+    return serve_line(text, f"--check {path}") if "serve" in text or "api_server" in text or "docker" in text else text
 
 
 def _checked_subject(text: str, schema: Arguments, machine: Machine) -> SpaceSubject:

@@ -11,7 +11,7 @@ from typing import Any
 
 from vopt.optimizer import gpus
 from vopt.optimizer.caches import cache_root
-from vopt.optimizer.command import LaunchCommand, argument_words, bound_argv, refuse_secret, to_argv
+from vopt.optimizer.command import LaunchCommand, argument_words, bound_argv, refuse_secret, shell_line, to_argv
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.command_shell import CONTAINERS
 from vopt.optimizer.engine.arguments import VllmJudge, read_arguments
@@ -119,6 +119,9 @@ def find_subject(options: SpaceOptions | BenchOptions, say: Callable[[str], None
             ) from None
         shape = None
     resolved = {} if machine.simulated else ask_engine(python, model, fixed | command.config, fixed)
+    front = (*command.front_end, *front_end)
+    if front:
+        say(f"{shell_line(front)}: for the server in front of the engine: in served and exported commands, not in-process")
     return Subject(
         resolved=resolved,
         model=model,
@@ -128,7 +131,7 @@ def find_subject(options: SpaceOptions | BenchOptions, say: Callable[[str], None
         python=python,
         fixed=fixed,
         baseline=command.config,
-        front_end=(*command.front_end, *front_end),
+        front_end=front,
         environment=command.environment,
         own_command=bool(command.config),
     )
@@ -250,11 +253,11 @@ def _command_of_file(path: Path, schema: Arguments) -> LaunchCommand:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--from {path}: {error}") from None
     if ("vllm" in text and "serve" in text) or "api_server" in text or CONTAINER_RUN.search(text):
-        return parse_command(_serve_line(text, path), schema)
+        return parse_command(serve_line(text, f"--from {path}"), schema)
     return parse_command(argv_from_yaml(text), schema)
 
 
-def _serve_line(text: str, path: Path) -> str:
+def serve_line(text: str, where: str) -> str:
     """The one command of a script: continuation lines joined, comments and ``exec`` left out."""
     lines = [line.strip() for line in text.replace("\\\n", " ").splitlines()]
     found = [
@@ -263,7 +266,7 @@ def _serve_line(text: str, path: Path) -> str:
         if not line.startswith("#") and ("vllm serve" in line or "api_server" in line or CONTAINER_RUN.search(line))
     ]
     if len(found) != 1:
-        raise UsageError(f"--from {path}: holds {len(found)} 'vllm serve' commands; give a file with one")
+        raise UsageError(f"{where}: holds {len(found)} 'vllm serve' commands; give a file with one")
     return found[0].removeprefix("exec ")
 
 

@@ -16,6 +16,10 @@ from vopt.search_spaces.shape import ModelShape
 GIB = 1024**3
 LATEST_VERSION = "0.33.0"
 
+CPU_BLOCK, CPU_LATENT_BLOCK = 128, 16
+"""Tokens in a block of the CPU build (``platforms/cpu.py``), where a GPU's are 16 (64 for MLA); a hybrid's grow in steps of
+it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -118,7 +122,7 @@ def resolve(shape: ModelShape, gpu: Gpu, arguments: Mapping[str, Any], version: 
         tensor=int(arguments.get("tensor_parallel_size") or 1),
         pipeline=int(arguments.get("pipeline_parallel_size") or 1),
         data=int(arguments.get("data_parallel_size") or 1),
-        block_size=arguments.get("block_size"),
+        block_size=arguments.get("block_size") or _block_size(shape, gpu),
         text_only=bool(arguments.get("language_model_only")) or not shape.multimodal,
         speculation=speculation,
         performance_mode=mode,
@@ -159,6 +163,13 @@ def _batch(arguments: Mapping[str, Any], defaults: tuple[int, int], mode: str, l
         tokens = defaults[1] * factor if chunked else max(length, defaults[1] * factor)
         tokens = min(seqs * length, tokens)
     return (min(seqs, tokens) if given_seqs is None else seqs), tokens
+
+
+def _block_size(shape: ModelShape, gpu: Gpu) -> int | None:
+    """What the CPU build takes by itself; ``None``: the layout's own."""
+    if gpu.name != "cpu":
+        return None
+    return CPU_BLOCK if shape.latent is None else CPU_LATENT_BLOCK
 
 
 def _length(value: object, shape: ModelShape) -> int:

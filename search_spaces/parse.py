@@ -11,6 +11,7 @@ The package's own files and a user's have one format::
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -31,6 +32,7 @@ from vopt.search_spaces.declaration import (
     SpaceFile,
     SpaceFileError,
 )
+from vopt.search_spaces.parameter import same
 
 __all__ = [
     "APPLIES",
@@ -51,7 +53,6 @@ __all__ = [
     "mode_for",
     "parse_space",
 ]
-
 _TOP = frozenset({"parameters", "keep", "seeds", "rules", "mode", "bare"})
 _PARAMETER = frozenset(
     {
@@ -82,6 +83,9 @@ def parse_space(text: str, file: str, known: Iterable[Declaration] = ()) -> Spac
     except tomllib.TOMLDecodeError as error:
         raise SpaceFileError(file, "file", "", f"not valid TOML: {error}") from error
     _only(data, _TOP, file, "")
+    _typed(data, file, "", {"seeds": list, "rules": list, "mode": str, "bare": dict})
+    if data.get("mode", MODES[0]) not in MODES:
+        raise SpaceFileError(file, "mode", data["mode"], f"not one of {', '.join(MODES)}")
     base = {declaration.name: declaration for declaration in known}
     declared: dict[str, Declaration] = {}
     for written, entry in _table(data.get("parameters", {}), file, "parameters").items():
@@ -122,6 +126,27 @@ def _only(entry: Mapping[str, Any], allowed: frozenset[str], file: str, prefix: 
             raise SpaceFileError(file, where, entry[key], f"unknown key; known are {', '.join(sorted(allowed))}")
 
 
+_WANTED = {str: "text", list: "a list", dict: "a table", bool: "true or false", float: "a number"}
+
+
+def _typed(entry: Mapping[str, Any], file: str, prefix: str, wanted: Mapping[str, type]) -> None:
+    """``SpaceFileError`` for the first key that holds another type than it has to."""
+    for key, kind in wanted.items():
+        value = entry.get(key)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and not (number if kind is float else isinstance(value, kind)):
+            where = f"{prefix}.{key}" if prefix else key
+            raise SpaceFileError(file, where, value, f"{_WANTED[kind]} is wanted here")
+
+
+def _plain(value: Any, file: str, key: str) -> None:
+    """``SpaceFileError`` for a value that no JSON holds (TOML has dates and times, infinity and NaN)."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        raise SpaceFileError(file, key, str(value), "no value that an argument can have") from None
+
+
 def _declaration(name: str, entry: Mapping[str, Any], file: str, base: Declaration | None) -> Declaration:
     prefix = f"parameters.{name}"
     _only(entry, _PARAMETER, file, prefix)
@@ -146,6 +171,9 @@ def _declaration(name: str, entry: Mapping[str, Any], file: str, base: Declarati
 
 
 def _check_words(entry: Mapping[str, Any], file: str, prefix: str) -> None:
+    texts = dict.fromkeys(("why", "group", "needs", "never", "since", "until"), str)
+    switches = dict.fromkeys(("ordered", "changes_outputs", "changes_contract", "in_compile_key"), bool)
+    _typed(entry, file, prefix, {**texts, **switches, "searched": list, "applies": list, "values": list, "range": dict})
     lists: tuple[tuple[str, tuple[str, ...]], ...] = (("searched", GOALS), ("applies", APPLIES))
     for key, allowed in lists:
         for word in entry.get(key, ()):
@@ -160,20 +188,16 @@ def _check_words(entry: Mapping[str, Any], file: str, prefix: str) -> None:
                 release_of(str(entry[key]))
             except ValueError as error:
                 raise SpaceFileError(file, f"{prefix}.{key}", entry[key], str(error)) from error
-    for key in ("ordered", "changes_outputs", "changes_contract", "in_compile_key"):
-        if key in entry and not isinstance(entry[key], bool):
-            raise SpaceFileError(file, f"{prefix}.{key}", entry[key], "true or false is wanted here")
 
 
 def _values(entry: Mapping[str, Any], file: str, prefix: str) -> tuple[Any, ...]:
     if "values" in entry and "range" in entry:
         raise SpaceFileError(file, f"{prefix}.range", entry["range"], "values and range exclude each other")
     if "range" in entry:
-        return _range(_table(entry["range"], file, f"{prefix}.range"), file, f"{prefix}.range")
+        return _range(entry["range"], file, f"{prefix}.range")
     values = entry["values"]
-    if not isinstance(values, list):
-        raise SpaceFileError(file, f"{prefix}.values", values, "a list is wanted here")
     for i, value in enumerate(values):
+        _plain(value, file, f"{prefix}.values")
         if any(value == other and type(value) is type(other) for other in values[:i]):
             raise SpaceFileError(file, f"{prefix}.values", value, "given twice")
     return tuple(values)
@@ -214,6 +238,7 @@ def _known(name: str, names: Mapping[str, Declaration], file: str, key: str) -> 
 def _narrowing(name: str, entry: Mapping[str, Any], file: str, names: Mapping[str, Declaration]) -> Narrowing:
     key = f"keep.{name}"
     _only(entry, frozenset({"at_least", "at_most", "values", "why"}), file, key)
+    _typed(entry, file, key, {"at_least": float, "at_most": float, "values": list, "why": str})
     _known(name, names, file, key)
     values = tuple(entry["values"]) if "values" in entry else None
     made = Narrowing(name, entry.get("why", f"given in {file}"), file, entry.get("at_least"), entry.get("at_most"), values)
@@ -228,8 +253,12 @@ def _seed(entry: Any, file: str, position: int, names: Mapping[str, Declaration]
     table = _table(entry, file, key)
     _only(table, frozenset({"set", "why"}), file, key)
     values = {canonical(name): value for name, value in _table(table.get("set", {}), file, f"{key}.set").items()}
-    for name in values:
+    _typed(table, file, key, {"why": str})
+    for name, value in values.items():
         _known(name, names, file, f"{key}.set")
+        if not any(same(value, member) for member in names[name].values):
+            rule = f"not one of the values of {name}: {', '.join(map(str, names[name].values))}"
+            raise SpaceFileError(file, f"{key}.set.{name}", value, rule)
     return PriorSeed(values, table.get("why", f"given in {file}"), file)
 
 
@@ -238,10 +267,16 @@ def _rule(entry: Any, file: str, position: int, names: Mapping[str, Declaration]
     table = _table(entry, file, key)
     _only(table, frozenset({"forbid", "why"}), file, key)
     conditions = {canonical(name): value for name, value in _table(table.get("forbid", {}), file, f"{key}.forbid").items()}
+    _typed(table, file, key, {"why": str})
     if not conditions:
         raise SpaceFileError(file, f"{key}.forbid", {}, "a rule forbids at least one thing")
-    for name in conditions:
+    for name, wanted in conditions.items():
+        where = f"{key}.forbid.{name}"
         _known(name, names, file, f"{key}.forbid")
+        _plain(wanted, file, where)
+        if isinstance(wanted, Mapping) and wanted.keys() & {"at_least", "at_most"}:
+            _only(wanted, frozenset({"at_least", "at_most"}), file, where)
+            _typed(wanted, file, where, {"at_least": float, "at_most": float})
     return Forbidden(conditions, table.get("why", f"given in {file}"), file)
 
 

@@ -33,7 +33,7 @@ IMPORTERS = {
         "optimizer/study.py",
     },
     "tokenizers": {"optimizer/load/text.py"},
-    "typer": {"optimizer/cli.py", "optimizer/options.py"},
+    "typer": {"optimizer/cli.py", "optimizer/options.py", "optimizer/shared_options.py"},
     "vllm": {"optimizer/engine/vllm.py", "optimizer/engine/trial_process.py", "optimizer/engine/arguments_probe.py"},
     "yaml": {"optimizer/report/deploy.py"},
 }

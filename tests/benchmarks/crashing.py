@@ -34,7 +34,7 @@ SPECULATION = ("off", "ngram:2", "ngram:4", "mtp:1", "mtp:2", "mtp:3", "mtp:4")
 
 
 def parameters() -> tuple[Parameter, ...]:
-    """1.2 million points of ten arguments."""
+    """3 million points of ten arguments."""
     return (
         parameter("max_num_seqs", [2**k for k in range(5, 12)], 256),
         parameter("max_num_batched_tokens", [2**k for k in range(10, 17)], 8192),

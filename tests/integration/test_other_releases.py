@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.other_vllm import RELEASES, given_pythons, overlay
+from support.other_vllm import RELEASES, RELEASES_AT, given_pythons, needs, overlay
 from support.sessions import plan, source, spec
 
 from vopt.optimizer.engine.arguments import VllmJudge, read_arguments
@@ -32,14 +32,14 @@ GUIDE = (
 
 
 @pytest.fixture(scope="module", params=given_pythons() or RELEASES)
-def python(request: pytest.FixtureRequest, vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+def python(request: pytest.FixtureRequest, vllm_python: str) -> str:
     """An interpreter with that release's vLLM for the CPU."""
     wanted: str = request.param
     if not re.fullmatch(r"\d+\.\d+\.\d+", wanted):
         return wanted
     if read_arguments(vllm_python).version.startswith(wanted):
         return vllm_python
-    return overlay(tmp_path_factory.getbasetemp().parent / "vllm-releases", wanted)
+    return overlay(RELEASES_AT, wanted)
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +51,14 @@ def test_its_arguments_are_those_that_are_stored(python: str) -> None:
     said = read_arguments(python)
     stored = stored_arguments(said.version)
     assert stored.release == said.release
+    assert dict(stored.arguments) == dict(said.arguments)
+    assert stored.hidden == said.hidden
+
+
+@pytest.mark.parametrize("version", ["0.20.0", "0.22.1", "0.26.0"])
+def test_releases_whose_engines_do_not_run_here_still_say_their_arguments(version: str, vllm_python: str) -> None:
+    said = read_arguments(overlay(RELEASES_AT, version, *needs(version)))
+    stored = stored_arguments(version)
     assert dict(stored.arguments) == dict(said.arguments)
     assert stored.hidden == said.hidden
 

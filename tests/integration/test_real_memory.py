@@ -90,7 +90,7 @@ def test_one_start_teaches_the_size_of_the_next_ones_cache(
     guess = memory_plan(of.shape, of.gpu, larger, version)
     after = memory_plan(of.shape, of.gpu, larger, version, learnt)
     assert abs(after.kv_bytes - second.kv_cache_bytes) < abs(guess.kv_bytes - second.kv_cache_bytes)
-    assert after.kv_bytes == pytest.approx(second.kv_cache_bytes, rel=0.06)
+    assert after.kv_bytes == pytest.approx(second.kv_cache_bytes, rel=0.15)
 
     # And the check of the study rests on it: what the first start showed to be too long is refused without an engine.
     (check,) = memory_checks(subject, Calibration())([record({}, first)])

@@ -9,6 +9,9 @@ import pytest
 from vopt.optimizer.check import FlagStatus, check_command, render_check
 from vopt.optimizer.command import shell_line
 from vopt.optimizer.command_reader import parse_command
+from vopt.optimizer.errors import UsageError
+from vopt.optimizer.options import CheckedSpaceOptions
+from vopt.optimizer.space_of import check_command as check_given
 from vopt.optimizer.space_report import space_document, space_text
 from vopt.search_spaces.arguments import stored_arguments, stored_versions
 from vopt.search_spaces.build import Subject, build_space
@@ -119,3 +122,25 @@ def test_what_is_said_of_one_flag_and_what_is_left_of_it(flags: str, status: str
     assert shell_line(report.accepted) == f"vllm serve Qwen/Qwen3-8B {left}".strip()
     again = check_command(report.accepted, subject(model="Qwen/Qwen3-8B"))
     assert again.exit_code <= 1, "what is proposed is accepted"
+
+
+SCRIPT = """#!/usr/bin/env bash
+set -euo pipefail
+# vllm serve an/older-one
+export CUDA_VISIBLE_DEVICES=0
+exec vllm serve Qwen/Qwen3-8B \\
+  --max-num-seqs 64 \\
+  --port 8000 > log.txt 2>&1
+"""
+
+
+@pytest.mark.parametrize("script", [SCRIPT, (GOLDEN / "export-shell.sh").read_text()])
+def test_a_script_is_checked_by_its_one_command(tmp_path: Path, script: str) -> None:
+    """Ours included, whose last word are the script's own arguments."""
+    path = tmp_path / "launch.sh"
+    path.write_text(script)
+    answer = check_given(CheckedSpaceOptions(check=str(path), simulate="h200"))
+    assert answer.exit_code == 0, answer.text
+    path.write_text(script + "vllm serve another\n")
+    with pytest.raises(UsageError, match="holds 2 'vllm serve' commands"):
+        check_given(CheckedSpaceOptions(check=str(path), simulate="h200"))

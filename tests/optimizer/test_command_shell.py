@@ -35,6 +35,7 @@ SCHEMA = stored_arguments("0.32.0")
         ("vllm serve M --seed 1 2>&1 | tee -a log.txt", "M", {"seed": 1}, {}),
         ("vllm serve M --seed 2 &> log", "M", {"seed": 2}, {}),
         ("vllm serve M --seed 1 < /dev/null", "M", {"seed": 1}, {}),
+        ('vllm serve M --seed 1 "$@"', "M", {"seed": 1}, {}),
     ],
 )
 def test_forms_that_people_keep(command: str, model: str, config: dict[str, object], environment: dict[str, str]) -> None:

@@ -21,6 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 RELEASES = ("0.28.0", "0.30.0", "0.32.0")
 """Releases whose engines run on a CPU beside each other's packages."""
 
+RELEASES_AT = ROOT / "build" / "vllm-releases"
+"""Where tests keep these environments from one run to the next."""
+
 GIVEN = "VOPT_TEST_VLLM_PYTHONS"
 """Environment variable: interpreters to use instead, separated like ``PATH``."""
 
@@ -52,10 +55,14 @@ def overlay(directory: Path, version: str, *more: str) -> str:
     return str(python)
 
 
+def needs(version: str) -> tuple[str, ...]:
+    """What a release imports that later ones do without."""
+    return ("gguf",) if version.startswith(("0.20.", "0.22.")) else ()
+
+
 def main(directory: str, *versions: str) -> None:
     for version in versions:
-        needs = ("gguf",) if version.startswith(("0.20.", "0.22.")) else ()
-        print(overlay(Path(directory), version, *needs))
+        print(overlay(Path(directory), version, *needs(version)))
 
 
 if __name__ == "__main__":
