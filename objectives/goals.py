@@ -17,6 +17,8 @@ from vopt.objectives.metrics import FEW_FOR_P99, METRICS, SLO_NAMES, Direction
 
 DEFAULT_MIN_SUCCESS = 0.99
 GOALS = ("throughput", "latency", "goodput")
+BALANCE = "balance"
+"""The geometric mean of several goals' figures, each turned so that larger is better; only ratios of it mean anything."""
 
 _UNITS = {"ms": ("s", 1e-3), "s": ("s", 1.0), "%": ("ratio", 1e-2)}
 _LIMIT = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*(?P<op><=|>=|==|=|<|>)\s*(?P<value>\S.*?)\s*")
@@ -57,17 +59,43 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
+class Objective:
+    """One of several goals that are weighed against each other."""
+
+    name: str
+    metric: str
+    direction: Direction
+
+    def merit(self, value: float | None) -> float | None:
+        """Log of a positive figure, turned so that larger is better; ``None`` for what has no logarithm."""
+        if value is None or not value > 0 or not math.isfinite(value):
+            return None
+        return math.log(value) if self.direction is Direction.MAXIMIZE else -math.log(value)
+
+
+@dataclass(frozen=True, slots=True)
 class Goal:
-    """What is better. ``slos``: most seconds per request, by ``SLO_NAMES``; they define goodput."""
+    """What is better. ``slos``: most seconds per request, by ``SLO_NAMES``; they define goodput. ``objectives``: empty for one
+    goal; for two, what they are, and ``metric`` is then the balance of both."""
 
     name: str
     metric: str
     direction: Direction
     limits: tuple[Limit, ...] = ()
     slos: Mapping[str, float] = field(default_factory=dict)
+    objectives: tuple[Objective, ...] = ()
+
+    def merits(self, values: Mapping[str, float]) -> tuple[float, ...] | None:
+        """Each objective's merit, in order; ``None`` when one was not measured."""
+        found = [objective.merit(values.get(objective.metric)) for objective in self.objectives]
+        known = [merit for merit in found if merit is not None]
+        return tuple(known) if len(known) == len(found) else None
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        data = asdict(self)
+        if not self.objectives:
+            del data["objectives"]  # studies of one goal stay as they were stored before there were several
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Goal:
@@ -77,6 +105,9 @@ class Goal:
             direction=Direction(data["direction"]),
             limits=tuple(Limit(**limit) for limit in data["limits"]),
             slos=dict(data["slos"]),
+            objectives=tuple(
+                Objective(one["name"], one["metric"], Direction(one["direction"])) for one in data.get("objectives", ())
+            ),
         )
 
 
@@ -217,6 +248,38 @@ def built_in_goal(
     taken = {limit.metric for limit in others} | {objective}
     guards = tuple(limit for limit in _GUARDS.get(name, ()) if limit.metric not in taken) if guard else ()
     return Goal(name, objective, METRICS[objective].direction, (success, *others, *guards), bounds)
+
+
+def joint_goal(
+    names: Sequence[str],
+    *,
+    limits: Iterable[Limit] = (),
+    min_success: float | None = None,
+    slos: Mapping[str, float] | None = None,
+) -> Goal:
+    """Two different goals at once; raises ``GoalError``. Limits are the success rate and the user's; each goal guards the
+    other.
+
+    Goals always come in the order of ``GOALS``. Their joint figure is ``balance``, the geometric mean of both: what decides
+    whether the answer is better, while the front is made of both.
+    """
+    unknown = [name for name in names if name not in GOALS]
+    if unknown:
+        built_in_goal(unknown[0])
+    ordered = [name for name in GOALS if name in names]
+    if len(ordered) != 2 or len(names) != 2:
+        written = " ".join(f"--goal {name}" for name in names)
+        raise GoalError("two different goals can be weighed against each other", written, "drop one, or make it a --limit")
+    given = tuple(limits)
+    single = [built_in_goal(name, limits=given, min_success=min_success, guard=False, slos=slos) for name in ordered]
+    objectives = tuple(Objective(goal.name, goal.metric, goal.direction) for goal in single)
+    return Goal("-".join(ordered), BALANCE, Direction.MAXIMIZE, single[0].limits, single[0].slos, objectives)
+
+
+def balance(goal: Goal, values: Mapping[str, float]) -> float | None:
+    """The geometric mean of the goals' figures; ``None`` for one goal, or when one was not measured."""
+    merits = goal.merits(values) if goal.objectives else None
+    return math.exp(sum(merits) / len(merits)) if merits else None
 
 
 _GUARDS = {

@@ -19,6 +19,7 @@ from vopt.optimizer.bench_text import bench_text, full_document
 from vopt.optimizer.engine.base import Session
 from vopt.optimizer.environment import fetch_weights, host_facts
 from vopt.optimizer.errors import EnvironmentLacks, NothingFeasible, UsageError, VoptError
+from vopt.optimizer.evaluate import LOG
 from vopt.optimizer.events import Event, Listener, LoadTicked, Note, PhaseBegan, TrialBegan
 from vopt.optimizer.history import Stage, TrialRequest
 from vopt.optimizer.host import reserved
@@ -149,7 +150,8 @@ def work_directory(data_dir: Path | None) -> Iterator[Path]:
     """Where engines write their logs: below ``--data-dir``, else a temporary directory that only a failure leaves behind."""
     if data_dir is not None:
         data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    directory = Path(tempfile.mkdtemp(prefix="vopt-bench-" if data_dir is None else "bench-", dir=data_dir))
+    # Absolute, which mkdtemp makes it only from Python 3.12 on: an engine's processes work in other directories.
+    directory = Path(tempfile.mkdtemp(prefix="vopt-bench-" if data_dir is None else "bench-", dir=data_dir)).absolute()
     try:
         yield directory
     except BaseException:
@@ -280,6 +282,7 @@ def _measured(
             on_tick=on_tick,
             on_phase=on_phase,
             say=told.say,
+            log_of=lambda start: None if directory is None else directory / str(start + 1) / LOG,
         )
     except EngineFailure as failure:
         if failure.failed.load is not None and options.records is not None:

@@ -90,11 +90,11 @@ def _as_of_today(
         stored,
         python=python,
         gpus=options.gpus or stored.gpus,
-        vllm_version=options.vllm_version or stored.vllm_version or _simulated_version(record),
+        vllm_version=options.vllm_version or stored.vllm_version or (None if python else _simulated_version(record)),
     )
     interpreter = str(python or sys.executable)
     machine = find_machine(stored.simulate, stored.gpus, interpreter)
-    schema = find_arguments(interpreter, machine, stored.vllm_version)
+    schema = find_arguments(interpreter, machine, stored.vllm_version, installed=python is not None)
     fixed, findings = modernised(record.setup.get("fixed", {}), schema)
     arms = {}
     for name, config in duel.arms.items():

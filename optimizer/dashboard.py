@@ -79,10 +79,11 @@ class EvidenceStore:
 def decorate(study: optuna.Study, record: StudyRecord, store: EvidenceStore, secrets: Sequence[str] = ()) -> None:
     """Write notes, figures and the names of logs into a study. Call it on a copy: the user's own study stays as it is."""
     view = StudyView.of(record, secrets)
-    if len(study.directions) == 1:
+    names = [str(one["metric"]) for one in view.goal.get("objectives", ())] or [view.metric]
+    if len(study.directions) == len(names):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Optuna calls it experimental; without it the axis says "Objective 0"
-            study.set_metric_names([view.metric])
+            study.set_metric_names(names)
     save_note(study, study_note(view))
     starts = {trial.label: trial for trial in view.trials}
     for frozen in study.get_trials(deepcopy=False):

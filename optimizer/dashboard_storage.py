@@ -60,7 +60,9 @@ class ServedStorage(RDBStorage):
     def get_best_trial(self, study_id: int) -> FrozenTrial:
         """The best feasible trial. Without one, whatever Optuna calls the best: optuna-dashboard asks before it looks at
         constraints, and the guard takes it out of the answer."""
-        (direction,) = self.get_study_directions(study_id)
+        direction, *others = self.get_study_directions(study_id)
+        if others:
+            return super().get_best_trial(study_id)  # of several goals there is no best: Optuna says so
         complete = [
             trial
             for trial in self.get_all_trials(study_id, deepcopy=False, states=(TrialState.COMPLETE,))

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from vopt.objectives.metrics import Metrics, compute_metrics, token_curve
-from vopt.objectives.records import LoadResult, RequestRecord
+from vopt.objectives.records import LoadResult, LoadStatus
+from vopt.optimizer.compile_watch import WatchedLoads
 from vopt.optimizer.early_end import early_end
 from vopt.optimizer.engine.base import Session
 from vopt.optimizer.events import Listener, LoadTicked, Note, PhaseBegan
 from vopt.optimizer.first_load import NumberedLoads, first_load
 from vopt.optimizer.history import SAMPLED_STAGES, Arm, FailureSummary, Stage, TrialRecord, TrialRequest
-from vopt.optimizer.load.plan import Tick
+from vopt.optimizer.load.plan import LoadPlan, Tick
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.measurement import CLIENT_LIMITED, STALL_FACTOR, Asked, Measurement
+from vopt.optimizer.raw_records import RECORDS, SECOND_RECORDS, SIMULATED_CHUNKS, drop_last_raw, write_records
+from vopt.optimizer.second_load import PLAN, found_plan, joined, second_source, worse_status
 from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Measured, Outcome, Phase, Started, TrialSpec
 
 OpenSession = Callable[[TrialSpec, bool], Session]
 """Brings up nothing yet: ``(spec, served)`` -> the session that will. ``served``: as the very command, over HTTP."""
+
+LOG = "engine.log"
+"""In a trial's directory, where its engine's output goes; a simulated engine has none."""
 
 SERVED_STAGES = (Stage.CONFIRMATION, Stage.SOAK)
 """Measured as the very command, over HTTP, where a search serves at all."""
@@ -50,14 +54,19 @@ class Bench:
     conditions: Callable[[], Mapping[str, Any]]
     refusal: Callable[[TrialRequest], str | None] = lambda request: None
     """Why vLLM itself would not take a configuration, asked without an engine; ``None`` when it would."""
+    second: Asked | None = None
+    """The open loop after the closed one, where two goals need either."""
+    balance: Callable[[Mapping[str, float]], float | None] = lambda values: None
+    """The joint figure of several goals; ``None`` for one goal."""
 
 
 class Evaluator:
     """Evaluates trial requests, one at a time. The first successful baseline freezes the measurement for all others."""
 
-    def __init__(self, bench: Bench, measurement: Measurement | None = None) -> None:
+    def __init__(self, bench: Bench, measurement: Measurement | None = None, second: LoadPlan | None = None) -> None:
         self.bench = bench
-        self.measurement = measurement
+        self.measurement, self.second_plan = measurement, second
+        self._second: LoadResult | None = None
         self.served_stall_s: float | None = None
         self._conditions: Mapping[str, Any] = {}
 
@@ -69,7 +78,7 @@ class Evaluator:
         spec.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         began_at = datetime.now(UTC).isoformat(timespec="seconds")
         served = self._served(request)
-        self._conditions = {}
+        self._conditions, self._second = {}, None
         refused = self.bench.refusal(request) if request.stage in SAMPLED_STAGES else None
         if refused is not None:
             outcome: Outcome = Failed(Phase.PREFLIGHT, FailureKind.INVALID_CONFIG, refused)
@@ -86,7 +95,8 @@ class Evaluator:
         clock = _PhaseClock(request.label, self.bench.listener)
         try:
             started = session.start(clock.begin)
-            load, probes = self._load(request, session, clock)
+            load, probes = self._load(request, spec, session, clock)
+            self._second = self._second_load(request, session, load)
             outcome: Outcome = Measured(started, load, {}, probes)
         except EngineFailure as failure:
             outcome = failure.failed
@@ -100,19 +110,42 @@ class Evaluator:
         phase_s = {**clock.phase_s, **getattr(session, "phase_s", {})}
         return replace(outcome, phase_s=phase_s)
 
-    def _load(self, request: TrialRequest, session: Session, clock: _PhaseClock) -> tuple[LoadResult, tuple[LoadResult, ...]]:
+    def _load(
+        self, request: TrialRequest, spec: TrialSpec, session: Session, clock: _PhaseClock
+    ) -> tuple[LoadResult, tuple[LoadResult, ...]]:
         clock.begin(Phase.LOAD, "loading")
         if request.stage is Stage.SOAK:
             return self._soak(request, session), ()
+        log = spec.directory / LOG
+        loads = WatchedLoads(session.load, log, lambda text: self.bench.listener(Note(f"trial {request.label}: {text}")))
         if self.measurement is None:
-            return self._first_load(request, session)
+            return self._first_load(request, loads)
         source = self.bench.source.with_observed(self.measurement.observed_output_tokens)
         plan = self.measurement.plan
         if self._served(request):
             # Behind the API server everything takes longer: what has stalled there is judged by the served baseline, which
             # comes first in the first round, and not by the engine alone.
             plan = replace(plan, stall_after_s=self.served_stall_s)
-        return session.load(source, plan, self._on_tick(request)), ()
+        load = loads.load(source, plan, self._on_tick(request))
+        return load, tuple(loads.set_aside)
+
+    def _second_load(self, request: TrialRequest, session: Session, first: LoadResult) -> LoadResult | None:
+        """The open loop at the rate that the baseline's found, with the same requests; only after a first load that counts."""
+        asked, measurement = self.bench.second, self.measurement
+        if asked is None or measurement is None or request.stage is Stage.SOAK or first.status not in MEASURED_STATUSES:
+            return None
+
+        def told(tick: Tick) -> bool:
+            self.bench.listener(LoadTicked(request.label, tick))
+            return True
+
+        loads = NumberedLoads(second_source(self.bench.source.with_observed(measurement.observed_output_tokens)), told)
+        once = loads.on(session.load)
+        if self.second_plan is None:
+            load, self.second_plan = found_plan(asked, first, once, lambda text: self.bench.listener(Note(text)))
+            return load
+        plan = self.second_plan
+        return once(replace(plan, stall_after_s=self.served_stall_s) if self._served(request) else plan)
 
     def _served(self, request: TrialRequest) -> bool:
         return self.bench.served_trials or (self.bench.served_confirmation and request.stage in SERVED_STAGES)
@@ -136,12 +169,12 @@ class Evaluator:
         )
         return session.load(self.bench.soak_source, plan, self._on_tick(request))
 
-    def _first_load(self, request: TrialRequest, session: Session) -> tuple[LoadResult, tuple[LoadResult, ...]]:
+    def _first_load(self, request: TrialRequest, watched: WatchedLoads) -> tuple[LoadResult, tuple[LoadResult, ...]]:
         """Find what the user left open (concurrency, rate, window) on the baseline's engine, then freeze it."""
         loads = NumberedLoads(self.bench.source, self._on_tick(request))
-        found = first_load(self.bench.asked, loads.on(session.load), lambda text: self.bench.listener(Note(text)))
+        found = first_load(self.bench.asked, loads.on(watched.load), lambda text: self.bench.listener(Note(text)))
         self.measurement = found.measurement
-        return found.load, found.probes
+        return found.load, (*found.probes, *watched.set_aside)
 
     def _on_tick(self, request: TrialRequest) -> Callable[[Tick], bool]:
         curve: list[float] = [0.0]  # at each full second of the window, whatever the ticks' distance
@@ -152,6 +185,8 @@ class Evaluator:
             if tick.window_open_s is not None:
                 if len(curve) == 1:  # once and under load: clocks and temperatures of an idle GPU explain nothing
                     self._conditions = self.bench.conditions()
+                if tick.window_s < len(curve) - 1:
+                    del curve[1:]  # another load, of the same engine: it was measured again
                 _extend(curve, tick.window_s, tick.window_tokens)
             return not may_end or self._may_go_on(request, tick, curve[1:])
 
@@ -181,23 +216,23 @@ class Evaluator:
                 failure = FailureSummary(failed.phase, failed.kind, failed.detail, failed.log_tail, failed.hint)
         metrics = None
         if load is not None:
-            write_records(
-                spec.directory / "records.jsonl.gz", load, most_chunks=SIMULATED_CHUNKS if self.bench.simulated else None
-            )
-            _drop_last_raw(spec.directory)
-            metrics = compute_metrics(load, slos=self.bench.slos)
+            write_records(spec.directory / RECORDS, load, most_chunks=SIMULATED_CHUNKS if self.bench.simulated else None)
+            drop_last_raw(spec.directory)
+            metrics = self._metrics(load, spec.directory)
         environment = dict(self._conditions or self.bench.conditions())
         if started is not None:
             environment["vllm_version"] = started.vllm_version
         if self.measurement is not None:
             environment["load_plan"] = self.measurement.to_json()
+        if self._second is not None and self.second_plan is not None:
+            environment[PLAN] = asdict(self.second_plan)
         return TrialRecord(
             label=request.label,
             config=request.config,
             stage=request.stage,
             arm=request.arm,
             attempt=request.attempt,
-            status=load.status if load else None,
+            status=None if load is None else worse_status(load.status, self._second.status) if self._second else load.status,
             metrics=metrics,
             failure=failure,
             argv=self.bench.argv_for(request),
@@ -214,6 +249,17 @@ class Evaluator:
             served=served,
             environment=environment,
         )
+
+    def _metrics(self, load: LoadResult, directory: Path) -> Metrics:
+        """The figures of a start: of its one load, or of both as one with their joint figure."""
+        metrics = compute_metrics(load, slos=self.bench.slos)
+        if self._second is None:
+            return metrics
+        write_records(directory / SECOND_RECORDS, self._second, most_chunks=SIMULATED_CHUNKS if self.bench.simulated else None)
+        drop_last_raw(directory)
+        metrics = joined(metrics, compute_metrics(self._second, slos=self.bench.slos))
+        joint = self.bench.balance(metrics.values)
+        return metrics if joint is None else replace(metrics, values={**metrics.values, "balance": joint})
 
     def _flags(self, metrics: Metrics | None, load: LoadResult | None) -> tuple[str, ...]:
         flags = []
@@ -236,9 +282,7 @@ def _closed(session: Session) -> tuple[str, ...]:
         raise
 
 
-SIMULATED_CHUNKS = 6
-"""Chunks kept of a simulated request: its times between first and last token are arithmetic, not observation."""
-
+MEASURED_STATUSES = (LoadStatus.COMPLETE, LoadStatus.UNSTEADY)
 ARTEFACT_ACCEPTANCE = 0.95
 """Dummy weights repeat themselves, so drafts are accepted as no real text would be."""
 
@@ -281,37 +325,3 @@ def _acceptance_rate(load: LoadResult | None) -> float | None:
     if not drafted or not drafted[-1].draft_tokens:
         return None
     return (drafted[-1].accepted_tokens or 0) / drafted[-1].draft_tokens
-
-
-def _drop_last_raw(directory: Path) -> None:
-    """Remove the trial process's own copy of the deciding load, which now stands in ``records.jsonl.gz``; probes stay."""
-    raw = sorted(directory.glob("records-*.jsonl.gz"), key=lambda path: int(path.name.split("-")[1].split(".")[0]))
-    for path in raw[-1:]:
-        path.unlink()
-
-
-def write_records(path: Path, load: LoadResult, most_chunks: int | None = None) -> None:
-    """Raw request records as gzip JSON lines, complete or absent: written aside, then renamed.
-
-    ``most_chunks`` joins neighbouring chunks, first one apart, until no record has more.
-    """
-    aside = path.with_suffix(".part")
-    with gzip.open(aside, "wt", encoding="utf-8", compresslevel=1) as lines:
-        for record in load.records:
-            kept = record if most_chunks is None else _joined(record, most_chunks)
-            lines.write(json.dumps(kept.to_json(), separators=(",", ":")) + "\n")
-    aside.replace(path)
-
-
-def _joined(record: RequestRecord, most: int) -> RequestRecord:
-    times, tokens = record.chunk_times_s, record.chunk_tokens
-    if len(times) <= most:
-        return record
-    width = -(-(len(times) - 1) // (most - 1))
-    ends = [*range(width, len(times) - 1, width), len(times) - 1]
-    starts = [1, *(end + 1 for end in ends[:-1])]
-    return replace(
-        record,
-        chunk_times_s=(times[0], *(times[end] for end in ends)),
-        chunk_tokens=(tokens[0], *(sum(tokens[start : end + 1]) for start, end in zip(starts, ends, strict=True))),
-    )

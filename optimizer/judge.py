@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vopt.objectives.goals import Goal
+from vopt.objectives.goals import Goal, Objective
 from vopt.objectives.metrics import Direction, Metrics
 from vopt.objectives.records import LoadStatus
 from vopt.objectives.score import STATUS_KEY, score, violation_keys
@@ -141,6 +141,22 @@ def told_value(judged: Judged, earlier: Sequence[Judged], direction: Direction, 
         return judged.value
     values = [other.value for other in earlier if other.value is not None and other.feasible and other.kind != ARTEFACT]
     if direction is Direction.MAXIMIZE:
+        return min(values, default=0.0)
+    return max(values, default=deadline_s)
+
+
+def told_objective(judged: Judged, earlier: Sequence[Judged], objective: Objective, deadline_s: float) -> float:
+    """The same for one of several objectives."""
+
+    def figure(of: Judged) -> float | None:
+        metrics = of.record.metrics
+        return metrics.get(objective.metric) if of.may_win and metrics is not None else None
+
+    own = figure(judged)
+    if own is not None:
+        return own
+    values = [value for other in earlier if (value := figure(other)) is not None]
+    if objective.direction is Direction.MAXIMIZE:
         return min(values, default=0.0)
     return max(values, default=deadline_s)
 

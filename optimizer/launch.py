@@ -10,8 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from vopt.objectives.goals import Goal
-from vopt.objectives.metrics import Direction
+from vopt.objectives.goals import Goal, balance
 from vopt.optimizer.bench_load import check_descriptors
 from vopt.optimizer.command import split_environment
 from vopt.optimizer.deadlines import deadlines
@@ -38,12 +37,13 @@ from vopt.optimizer.measurement import STALL_FACTOR, Measurement, natural_ends
 from vopt.optimizer.opening import switched_off
 from vopt.optimizer.options import ResumeOptions, SearchOptions
 from vopt.optimizer.preflight import Preflight
-from vopt.optimizer.prepare import find_asked, find_goal, find_load, setup_of, with_typed
+from vopt.optimizer.prepare import find_asked, find_goal, find_load, find_second, setup_of, with_typed
 from vopt.optimizer.propose import compile_key
 from vopt.optimizer.report.raw import read_records
 from vopt.optimizer.samplers import KINDS
 from vopt.optimizer.schedule import check_budget, plan, plan_text
 from vopt.optimizer.search import search
+from vopt.optimizer.second_load import stored_plan
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.setup import Pinned, SearchSetup
 from vopt.optimizer.space_of import find_space, floor_of, search_setup, space_subject
@@ -151,6 +151,8 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
             dummy_weights=subject.dummy_weights,
             conditions=conditions_of(subject),
             refusal=lambda request: refusal(request.config),
+            second=find_second(goal, asked),
+            balance=lambda values: balance(goal, values),
         )
 
     stored = setup_of(
@@ -200,7 +202,7 @@ def launch(options: SearchOptions, listener: Listener, named: Callable[[str], No
         prepared.stored,
         prepared.setup.space,
         name=options.study,
-        maximize=prepared.goal.direction is Direction.MAXIMIZE,
+        directions=[one.direction for one in prepared.goal.objectives or (prepared.goal,)],
         data_dir=options.data_dir,
     )
     named(study.name)
@@ -255,7 +257,9 @@ def _run(prepared: Prepared, study: Study, listener: Listener) -> StudyRecord:
         Interruption(study.name) as interruption,
         closing(Preflight(subject, lambda text: listener(Note(text, important=True)))) as preflight,
     ):
-        evaluator = Evaluator(prepared.bench(study, listener, preflight.refusal), measurement_of(study.records()))
+        evaluator = Evaluator(
+            prepared.bench(study, listener, preflight.refusal), measurement_of(study.records()), stored_plan(study.records())
+        )
         evaluator.served_stall_s = served_stall_of(study.records())
         watch = Watch(subject.machine.uuids)
 

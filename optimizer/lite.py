@@ -61,7 +61,7 @@ def _without_noise(
             if current[j] != bottom[j]:
                 row = current.copy()
                 row[j] = bottom[j]
-                loss, _ = model.value.difference(top, row)
+                loss, _ = model.difference(top, row)
                 options.append((loss, j, row))
         options = [
             option for option in options if option[0] <= NOISE and not setup.space.violations(point_at(setup.space, option[2]))

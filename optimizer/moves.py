@@ -6,29 +6,44 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
-from vopt.optimizer.surrogate import FEASIBILITY, VALUE, Floats, Ints, Surrogate, correlation, fit
-from vopt.search_spaces.space import Point, SearchSpace
+from vopt.optimizer.memory_edge import MemoryEdge
+from vopt.optimizer.surrogate import FEASIBILITY, VALUE, Floats, Ints, Surrogate, correlation, families, fit, leaning
+from vopt.search_spaces.learned import HUNGRY
+from vopt.search_spaces.space import Parameter, Point, SearchSpace
 
-_HOPE, _COST = 1.0, 0.6  # prior mean of feasibility, coded +1 / -1: of the defaults, and what each changed argument takes off
+Bools = NDArray[np.bool_]
+
+_HOPE, _COST = 1.3, 0.4  # prior mean of feasibility, coded +1 / -1: of the defaults, and what each changed argument takes off
 RADIUS = 3  # arguments that a proposal changes at once
 _STARTS = 3  # of the best known points, from which proposals depart
 _BEAM = 12
 _RANDOM = 2000
-_LIKELY, _LAST = 0.65, 1e6  # chance to run that a careful proposal has, and how far others are put behind it
+_LIKELY, _LAST = 0.95, 1e6  # chance to run that a careful proposal has, and how far others are put behind it
 _WHOLE = 20_000  # spaces up to this size are looked at whole
+
+
+HUNGER, LEANING = 1.2, 4.0
+"""What the whole range of an argument that takes memory is expected to take off the feasibility, and how sure that is not: the
+variance of its own slope, over that of an argument's effect. Memory is a sum, so less of one makes room for another."""
+DECAY = 0.15
+"""What a numeric argument is expected to lose at the far end of its range, log units: defaults were chosen with care, and the
+loss grows with the square of the distance from them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One measured point: ``merit`` is the log value, larger is better (``None``: not known), ``feasibility`` in [-1, 1]
-    is above 0 where it ran within every limit. ``doubt`` multiplies the variance of its noise."""
+    is above 0 where it ran within every limit. ``doubt`` multiplies the variance of its noise. ``starved`` says whether memory
+    ran out (``None``: it failed in a way that does not tell)."""
 
     point: Point
     merit: float | None
     feasibility: float
     doubt: float = 1.0
+    starved: bool | None = None
 
 
 class Model:
@@ -37,7 +52,10 @@ class Model:
     def __init__(self, space: SearchSpace, observations: Sequence[Observation]) -> None:
         self.space = space
         self.sizes = np.array([len(parameter.values) for parameter in space.parameters])
-        tables = tuple(correlation(len(p.values), ordered=p.ordered) for p in space.parameters)
+        tables = tuple(relation(parameter) for parameter in space.parameters)
+        self.home = positions(space, space.default_point())
+        self.numeric = np.array([parameter.ordered and len(parameter.values) > 2 for parameter in space.parameters])
+        self.hungry = self.numeric & np.array([parameter.name in HUNGRY for parameter in space.parameters])
         self.points = np.array([positions(space, seen.point) for seen in observations])
         self.merits = np.array([np.nan if seen.merit is None else seen.merit for seen in observations])
         self.feasible = np.array([seen.feasibility > 0 and seen.merit is not None for seen in observations])
@@ -45,27 +63,74 @@ class Model:
         self.value: Surrogate | None = None
         if valued.any():
             noise = np.array([seen.doubt for seen in observations])
-            centre = float(np.median(self.merits[valued & self.feasible])) if (valued & self.feasible).any() else None
-            self.value = fit(tables, self.points[valued], self.merits[valued], VALUE, mean=centre, weights=noise[valued])
+            merits = self.merits - self.usual(self.points)
+            centre = float(np.median(merits[valued & self.feasible])) if (valued & self.feasible).any() else None
+            self.value = fit(tables, self.points[valued], merits[valued], VALUE, mean=centre, weights=noise[valued])
         codes = np.array([seen.feasibility for seen in observations])
-        self.home = positions(space, space.default_point())
-        self.runs = fit(tables, self.points, codes - self.hope(self.points), FEASIBILITY, mean=0.0)
+        told = np.array([seen.starved is not None for seen in observations])
+        starved = np.array([bool(seen.starved) for seen in observations])
+        self.edge = MemoryEdge(space, self.points[told], list(~starved[told])) if starved.any() else None
+        # What memory ended says nothing of other causes, and these would take an upper end of a domain for a bad value.
+        rest = ~starved if not starved.all() else starved
+        leans = [
+            table + leaning(self._shifts(np.arange(len(table)), j), LEANING) if self.hungry[j] else table
+            for j, table in enumerate(tables)
+        ]
+        self.runs = fit(leans, self.points[rest], codes[rest] - self.hope(self.points[rest]), FEASIBILITY, mean=0.0)
+        self.worked = self.points[np.array([seen.starved is False for seen in observations])]
+
+    def _shifts(self, places: Ints, j: int) -> Floats:
+        """How far positions of argument *j* lie from its default, in units of its whole range."""
+        return np.asarray((places - self.home[j]) / max(1, self.sizes[j] - 1), dtype=np.float64)
 
     def hope(self, points: Ints) -> Floats:
-        """Prior mean of feasibility: the defaults run, and each argument that is changed may be the one too many."""
-        hope: Floats = _HOPE - _COST * (points != self.home).sum(axis=1).astype(np.float64)
+        """Prior mean of feasibility: the defaults run, and each argument that is changed may be the one too many. More of
+        what takes memory is less likely to run, less of it more likely."""
+        changed = (points != self.home) & ~(self.hungry & (points < self.home))
+        hope: Floats = _HOPE - _COST * changed.sum(axis=1).astype(np.float64)
+        for j in np.flatnonzero(self.hungry):
+            hope = hope - HUNGER * self._shifts(points[:, j], int(j))
         return hope
+
+    def usual(self, points: Ints) -> Floats:
+        """Prior mean of the value against that of the defaults, log units, shape (n,)."""
+        usual: Floats = np.zeros(len(points))
+        for j in np.flatnonzero(self.numeric):
+            usual = usual - DECAY * self._shifts(points[:, j], int(j)) ** 2
+        return usual
+
+    def expected(self, points: Ints) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of the value at each point, shapes (n,). There must be a value."""
+        assert self.value is not None
+        mean, deviation = self.value.predict(points)
+        return mean + self.usual(points), deviation
+
+    def difference(self, first: Ints, second: Ints) -> tuple[float, float]:
+        """Mean and standard deviation of value(first) - value(second), both shape (dimensions,). There must be a value."""
+        assert self.value is not None
+        mean, deviation = self.value.difference(first, second)
+        usual = self.usual(np.stack([first, second]))
+        return mean + float(usual[0] - usual[1]), deviation
 
     def chance(self, points: Ints) -> Floats:
         """Chance that each point runs within the limits, shape (n,)."""
         mean, deviation = self.runs.predict(points)
-        return np.asarray(ndtr((mean + self.hope(points)) / np.sqrt(deviation**2 + self.runs.noise + 0.05)))
+        chance = np.asarray(ndtr((mean + self.hope(points)) / np.sqrt(deviation**2 + self.runs.noise + 0.05)))
+        return chance if self.edge is None else np.asarray(chance * self.edge.chance(points))
+
+    def proven(self, points: Ints) -> Bools:
+        """Whether each choice among alternatives (backends, drafts, …) is one that an engine ran with, shape (n,)."""
+        proven = np.ones(len(points), dtype=bool)
+        for j, parameter in enumerate(self.space.parameters):
+            if not parameter.ordered:
+                proven &= np.isin(points[:, j], np.append(self.worked[:, j], self.home[j]))
+        return proven
 
     def level(self) -> float | None:
         """The best expected merit among feasible measured points."""
         if self.value is None or not self.feasible.any():
             return None
-        mean, _ = self.value.predict(self.points[self.feasible])
+        mean, _ = self.expected(self.points[self.feasible])
         return float(mean.max())
 
     def worth(self, points: Ints) -> Floats:
@@ -74,7 +139,7 @@ class Model:
         level = self.level()
         if self.value is None or level is None:
             return chance
-        mean, deviation = self.value.predict(points)
+        mean, deviation = self.expected(points)
         return np.asarray(_log_expected_gain(mean - level, deviation) + chance)
 
 
@@ -87,6 +152,15 @@ def _log_expected_gain(gain: Floats, deviation: Floats) -> Floats:
         ratio = np.exp(np.minimum(log_ndtr(z) - density, 0.0)) * np.abs(z)  # tends to 1 from below as z falls
         far = density + np.log(np.maximum(1 - ratio, 1e-12))
     return np.asarray(np.where(z > -5, near, far) + np.log(deviation))
+
+
+def relation(parameter: Parameter) -> Floats:
+    """How alike the values of a parameter are expected to be, shape (n, n): drafts by one method are, the more so the nearer
+    their numbers."""
+    if parameter.name != "speculation":
+        return correlation(len(parameter.values), ordered=parameter.ordered)
+    split = [str(value).partition(":") for value in parameter.values]
+    return families([method for method, _, _ in split], [int(count) if count.isdigit() else 0 for _, _, count in split])
 
 
 def positions(space: SearchSpace, point: Point) -> Ints:
@@ -123,7 +197,8 @@ def propose(
 
     Proposals stay within ``RADIUS`` changed arguments of a configuration that ran: a start that changes everything at once
     mostly crashes, and says little about which change did it. When nothing near is left, the whole space is looked at.
-    ``careful`` puts points last that are not likely to run: near the end a crash teaches nothing that is still used.
+    ``careful`` puts points last that are not likely to run, or hold a choice that no engine ran with yet: near the end a
+    crash teaches nothing that is still used.
     """
     if not space.parameters:
         return None  # the defaults are all there is
@@ -163,7 +238,7 @@ def _first_allowed(
 ) -> dict[str, object] | None:
     worth = model.worth(candidates)
     if careful:
-        worth = np.where(model.chance(candidates) < _LIKELY, worth - _LAST, worth)
+        worth = np.where((model.chance(candidates) < _LIKELY) | ~model.proven(candidates), worth - _LAST, worth)
     for i in np.argsort(-worth, kind="stable"):
         point = point_at(space, candidates[i])
         if allowed(point):

@@ -15,8 +15,8 @@ from vopt.search_spaces.learned import Learned, Lesson
 from vopt.search_spaces.parameter import same
 from vopt.search_spaces.space import SearchSpace
 
-RAISED_BY = {"max_num_seqs": "queue", "max_num_batched_tokens": "token_budget"}
-"""Which pressure brings back the values above the default."""
+RAISED_BY = {"max_num_seqs": ("queue",), "max_num_batched_tokens": ("token_budget", "queue")}
+"""Which pressures bring back the values above the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,12 @@ def opening(space: SearchSpace, baseline: TrialRecord | None, later: Iterable[Tr
             continue
         told = _comparable(facts_of(record), record, space)
         space = _reopened(space, told, record.label, changes)
-        shown = pressures(told, space)
-        for name in [name for name in aside if RAISED_BY[name] in shown]:
-            del aside[name]
-            changes.append(Change(name, "reopened", shown[RAISED_BY[name]], record.label))
+        shown, still = pressures(told, space), surplus(space, told)
+        for name in [name for name in aside if name not in still]:
+            raised_by = next((pressure for pressure in RAISED_BY[name] if pressure in shown), None)
+            if raised_by is not None:
+                del aside[name]
+                changes.append(Change(name, "reopened", shown[raised_by], record.label))
     lessons = tuple(_above_default(space, name, bound.text) for name, bound in aside.items())
     return Opening(space, lessons, tuple(changes))
 

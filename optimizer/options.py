@@ -85,7 +85,10 @@ Set = Annotated[
         metavar="NAME=VALUE",
     ),
 ]
-Python = Annotated[Path | None, _option("The interpreter that has vLLM. Default: this one.", SUBJECT, "--python")]
+Python = Annotated[
+    Path | None,
+    _option("The interpreter that has vLLM. Default: this one. A simulation takes its arguments from it.", SUBJECT, "--python"),
+]
 Words = Annotated[
     list[str] | None,
     typer.Argument(
@@ -193,8 +196,8 @@ class SpaceOptions:
 class SearchOptions(SpaceOptions):
     """The whole loop."""
 
-    goal: Annotated[list[str], _option("throughput, latency or goodput.", GOAL, "--goal", metavar="GOAL")] = field(
-        default_factory=list
+    goal: Annotated[list[str], _option("throughput, latency or goodput; two: a front.", GOAL, "--goal", metavar="GOAL")] = (
+        field(default_factory=list)
     )
     metric: Annotated[
         str | None, _option("Another metric of that goal, like p95_ttft_s.", GOAL, "--metric", metavar="NAME")

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vopt.objectives.goals import Goal, GoalError, Limit, built_in_goal, parse_limit
-from vopt.objectives.metrics import Direction
+from vopt.objectives.goals import Goal, GoalError, Limit, built_in_goal, joint_goal, parse_limit, too_few_for_p99
+from vopt.objectives.metrics import FEW_FOR_P99, Direction
 from vopt.optimizer import gpus
 from vopt.optimizer.environment import host_facts
 from vopt.optimizer.errors import UsageError
@@ -36,34 +36,27 @@ class Load:
 
 
 def find_goal(options: SearchOptions) -> Goal:
-    """The goal that was typed, limits included.
+    """The goal that was typed, limits included; two of them are one goal with two objectives.
 
     Raises:
-        UsageError: no goal, a goal or limit that cannot be meant, or several goals. Throughput is measured in a closed loop,
-            latency and goodput at a rate below saturation: one load cannot show both. In a closed loop of C requests the mean
-            end-to-end time is C / (requests per second) (Little's law), and at a fixed rate throughput is that rate, so a
-            front over one load would be one point and its noise.
+        UsageError: no goal, a goal or limit that cannot be meant, or more goals than can be weighed against each other.
     """
     if not options.goal:
         raise UsageError("no goal is given", hint="vopt search --goal throughput --model MODEL")
-    if len(options.goal) > 1:
-        raise UsageError(
-            f"--goal {' --goal '.join(options.goal)}: a search has one goal; throughput is measured in a closed loop and "
-            "latency at a rate below saturation, so one load cannot weigh them against each other",
-            hint=f"--goal {options.goal[0]}, with the other as a limit: {_as_a_limit(options.goal[0])}",
-        )
     try:
         limits: list[Limit] = [parse_limit(text) for text in options.limit]
+        if len(options.goal) > 1:
+            if options.metric is not None:
+                raise UsageError(
+                    f"--metric {options.metric}: with several goals it does not say which of them is meant",
+                    hint=f"leave --metric out, or --goal {options.goal[0]} alone",
+                )
+            return joint_goal(options.goal, limits=limits, min_success=options.min_success)
         return built_in_goal(
             options.goal[0], metric=options.metric, limits=limits, min_success=options.min_success, guard=not options.no_guard
         )
     except GoalError as error:
         raise UsageError(str(error), hint=error.hint) from None
-
-
-def _as_a_limit(goal: str) -> str:
-    """How to keep the other side of a trade in bounds."""
-    return "--limit 'p95_tpot_s<=1.05*baseline'" if goal == "throughput" else "--limit 'tokens_per_s>=0.98*baseline'"
 
 
 def find_load(
@@ -134,11 +127,17 @@ def find_asked(options: SearchOptions, goal: Goal) -> Asked:
         raise UsageError(f"--rate {options.rate}: a rate is requests per second, above 0 and finite", hint="--rate 8")
     if options.window is not None and not options.window > 0:
         raise UsageError(f"--window {options.window}: a window is longer than 0 seconds", hint="--window 60s")
-    open_loop = goal.direction is Direction.MINIMIZE or goal.name == "goodput"
-    if options.rate is not None and not open_loop:
+    if options.rate is not None and not any(_open_loop(*kind) for kind in _kinds(goal)):
         raise UsageError(
             "a throughput goal is measured in a closed loop: below saturation every configuration has the rate's throughput",
             hint="--goal latency --rate …, or leave --rate out",
+        )
+    open_loop = all(_open_loop(*kind) for kind in _kinds(goal))
+    insists = options.window is not None  # a window that was typed is taken as it is
+    if options.requests is not None and not insists and too_few_for_p99(goal.metric, options.requests):
+        raise UsageError(
+            f"--requests {options.requests}: a p99 of fewer than {FEW_FOR_P99:,} requests is mostly chance and no objective",
+            hint=f"--metric {goal.metric.replace('p99', 'p95')}, or --window with a length to insist",
         )
     return Asked(
         arrivals=Arrivals.POISSON if open_loop else Arrivals.CLOSED,
@@ -148,7 +147,29 @@ def find_asked(options: SearchOptions, goal: Goal) -> Asked:
         max_requests=options.requests,
         min_success=next((limit.value for limit in goal.limits if limit.metric == "success_rate"), 0.99),
         seed=options.seed,
+        least_successes=FEW_FOR_P99 if too_few_for_p99(goal.metric, 0) and not insists else 0,
     )
+
+
+def find_second(goal: Goal, asked: Asked) -> Asked | None:
+    """The open loop that follows the closed one on the same engine, where one goal needs either; ``None`` where one load shows
+    all.
+
+    A closed loop of C requests cannot show both: its mean end-to-end time is C / (requests per second) (Little's law), so
+    throughput and latency would rise and fall together, and a front over it would be one point and its noise.
+    """
+    if asked.open_loop or not any(_open_loop(*kind) for kind in _kinds(goal)):
+        return None
+    return replace(asked, arrivals=Arrivals.POISSON)
+
+
+def _kinds(goal: Goal) -> list[tuple[str, Direction]]:
+    return [(one.name, one.direction) for one in goal.objectives] or [(goal.name, goal.direction)]
+
+
+def _open_loop(name: str, direction: Direction) -> bool:
+    """Whether a goal is measured at a rate: in a closed loop an engine that answers sooner is only sent more."""
+    return direction is Direction.MINIMIZE or name == "goodput"
 
 
 def concurrency_of(text: str | None) -> int | None:

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import fmean
+from typing import TypeVar
 
+from vopt.objectives.front import front, knee_order
+from vopt.objectives.goals import Goal
 from vopt.optimizer.history import Arm, Stage
 from vopt.optimizer.judge import Judged, of_stage
 from vopt.optimizer.lite import lite_config
@@ -141,7 +145,41 @@ def candidates(progress: Progress) -> list[Judged]:
     if baseline is not None and baseline.feasible and baseline.merit is not None:
         floor = baseline.merit - 3 * progress.setup.restart_noise
         mine = [judged for judged in mine if judged.merit is not None and judged.merit >= floor]
-    return sorted(mine, key=lambda judged: -(judged.merit or 0.0))
+    mine = sorted(mine, key=lambda judged: -(judged.merit or 0.0))
+    return _by_knee(progress, [(judged, [judged]) for judged in mine]) if progress.setup.goal.objectives else mine
+
+
+T = TypeVar("T")
+
+
+def _by_knee(progress: Progress, rows: list[tuple[T, list[Judged]]]) -> list[T]:
+    """Of several objectives: the knee of the front first, then by how near the others come to it; each by the mean of its
+    starts."""
+    points, known = [], []
+    for row, starts in rows:
+        merits = [found for start in starts if (found := objective_merits(progress.setup.goal, start)) is not None]
+        if merits:
+            points.append([fmean(values) for values in zip(*merits, strict=True)])
+            known.append(row)
+    return [known[i] for i in knee_order(points)]
+
+
+def objective_merits(goal: Goal, judged: Judged) -> tuple[float, ...] | None:
+    """A start's merit in each of several objectives; ``None`` when one was not measured."""
+    return goal.merits(judged.record.metrics.values) if judged.record.metrics is not None else None
+
+
+def front_of(progress: Progress) -> list[Judged]:
+    """Of several objectives: the configurations that no other one beats by more than the noise, the baseline among those that
+    may be, by their first start and in the order of the first objective, best first; empty for one goal."""
+    goal = progress.setup.goal
+    rows = [
+        (merits, judged)
+        for judged in progress.searched
+        if goal.objectives and judged.may_win and (merits := objective_merits(goal, judged)) is not None
+    ]
+    members = [rows[i] for i in front([merits for merits, _ in rows], noise=progress.setup.restart_noise)]
+    return [judged for _, judged in sorted(members, key=lambda row: -row[0][0])]
 
 
 def finalists(progress: Progress) -> list[EngineConfig]:
@@ -153,8 +191,11 @@ def finalists(progress: Progress) -> list[EngineConfig]:
         starts = progress.starts_of(judged.record.config, Stage.SEARCH, Stage.SCREENING)
         if all(start.may_win for start in starts):
             merits = [start.merit for start in starts if start.merit is not None]
-            ranked.append((sum(merits) / len(merits), judged.record.config))
-    return [config for _, config in sorted(ranked, key=lambda pair: -pair[0])]
+            ranked.append((sum(merits) / len(merits), judged.record.config, starts))
+    ranked.sort(key=lambda row: -row[0])
+    if progress.setup.goal.objectives:
+        return _by_knee(progress, [(config, starts) for _, config, starts in ranked])
+    return [config for _, config, _ in ranked]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,11 @@ from vopt.optimizer import schedule
 from vopt.optimizer.history import Arm, Stage
 from vopt.optimizer.judge import ARTEFACT, STOPPED_EARLY, Judged, of_stage
 from vopt.optimizer.moves import Observation
-from vopt.optimizer.progress import SCREENED, Arms, Progress, candidates
+from vopt.optimizer.progress import SCREENED, Arms, Progress, candidates, objective_merits
 from vopt.optimizer.setup import SHORT_SEARCH, SearchSetup
 from vopt.optimizer.trial import EngineConfig, Phase
 from vopt.optimizer.verdict import provisional_winner, settled
+from vopt.search_spaces.learned import OUT_OF_MEMORY
 from vopt.search_spaces.space import Point
 
 MOST_LOST = 0.2  # share of failed requests beyond which a rate says nothing of the arguments
@@ -124,7 +125,7 @@ def queue(progress: Progress) -> Iterator[Run]:
     measured = sum(judged.record.config in {config for config, _ in seeds} for judged in progress.searched)
     fresh = [(config, reason) for config, reason in seeds if config not in progress.seen]
     room = max(0, min(SEEDS, setup.budget.searched // 3) - _seeds_measured(progress))
-    wanted += by_compile_key(setup, fresh[:room]) if measured <= SEEDS else []
+    wanted += by_compile_key(progress, fresh[:room]) if measured <= SEEDS else []
     for config, reason in wanted:
         if config not in progress.seen:
             yield Run(config, Stage.SEARCH, reason)
@@ -137,10 +138,12 @@ def _seeds_measured(progress: Progress) -> int:
     return len({judged.record.config for judged in progress.searched} & (seeds - skipped))
 
 
-def by_compile_key(setup: SearchSetup, runs: list[tuple[EngineConfig, str]]) -> list[tuple[EngineConfig, str]]:
-    """The same runs, those of one compile key together, in the order in which the keys appear."""
+def by_compile_key(progress: Progress, runs: list[tuple[EngineConfig, str]]) -> list[tuple[EngineConfig, str]]:
+    """The same runs, those of one compile key together: first those of the start that was just made, then the others in the
+    order in which their keys appear."""
+    setup, last = progress.effective, progress.history[-1:]
     keyed = [(compile_key(setup, config), config, reason) for config, reason in runs]
-    order = list(dict.fromkeys(key for key, _, _ in keyed))
+    order = dict.fromkeys([*(compile_key(setup, judged.record.config) for judged in last), *(key for key, _, _ in keyed)])
     return [(config, reason) for wanted in order for key, config, reason in keyed if key == wanted]
 
 
@@ -157,7 +160,7 @@ def allowed(progress: Progress, point: Point) -> bool:
 
 def observations(progress: Progress) -> list[Observation]:
     """What the model learns from: every charged in-search start that lies on the grid."""
-    seen = []
+    seen, weights = [], _weights(progress)
     for judged in of_stage(progress.charged, Stage.SEARCH, Stage.SCREENING):
         point = progress.effective.point(judged.record.config)
         if point is None:
@@ -165,8 +168,29 @@ def observations(progress: Progress) -> list[Observation]:
         worst = max(judged.violations.values(), default=-1.0)
         code = 1.0 if judged.feasible else -min(1.0, max(0.3, 10 * worst))
         doubt = _doubt(judged)
-        seen.append(Observation(point, judged.merit if doubt is not None else None, code, doubt or 1.0))
+        merit = judged.merit if doubt is not None else None
+        if weights and doubt is not None:
+            parts = objective_merits(progress.setup.goal, judged)
+            merit = None if parts is None else sum(w * part for w, part in zip(weights, parts, strict=True))
+        seen.append(Observation(point, merit, code, doubt or 1.0, _starved(judged)))
     return seen
+
+
+_WEIGHTS = ((0.5, 0.5), (0.8, 0.2), (0.2, 0.8))
+"""How two objectives are weighed in one proposal after the other, so that a front is found and not one point of it: ParEGO
+(Knowles, IEEE Transactions on Evolutionary Computation 10, 2006) with three fixed weights instead of random ones."""
+
+
+def _weights(progress: Progress) -> tuple[float, ...]:
+    return _WEIGHTS[len(progress.searched) % len(_WEIGHTS)] if progress.setup.goal.objectives else ()
+
+
+def _starved(judged: Judged) -> bool | None:
+    """Whether the start ran out of memory; ``None`` where it failed before, or otherwise."""
+    failure = judged.record.failure
+    if failure is None:
+        return False
+    return True if str(failure.kind) in OUT_OF_MEMORY else None
 
 
 def _doubt(judged: Judged) -> float | None:
@@ -187,7 +211,10 @@ def _doubt(judged: Judged) -> float | None:
 
 
 def out_of_patience(progress: Progress) -> bool:
-    """Whether the last ``patience`` proposals brought nothing above the noise over the best before them."""
+    """Whether the last ``patience`` proposals brought nothing above the noise over the best before them. Of several objectives
+    one of them may have gained: then the whole budget is used."""
+    if progress.setup.goal.objectives:
+        return False
     patience, noise = progress.setup.budget.patient_for, progress.setup.restart_noise
     first = 1 + len(progress.setup.pinned) + min(SEEDS, len(progress.setup.space.seeds))
     merits = [judged.merit if judged.may_win and judged.merit is not None else None for judged in progress.searched]
@@ -238,7 +265,7 @@ def _screening(progress: Progress) -> Step | None:
     top = candidates(progress)[: min(SCREENED, budget.screening)]
     if len(top) < 2 and budget.rounds:
         return None  # one candidate needs no choosing
-    for config, _ in by_compile_key(progress.effective, [(judged.record.config, "") for judged in top]):
+    for config, _ in by_compile_key(progress, [(judged.record.config, "") for judged in top]):
         if not progress.starts_of(config, Stage.SCREENING) and config not in progress.given_up:
             return Run(config, Stage.SCREENING, "screening: one more start of a top configuration")
     return None

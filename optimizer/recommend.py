@@ -61,6 +61,28 @@ class SuccessBound:
 
 
 @dataclass(frozen=True, slots=True)
+class FrontMember:
+    """One configuration of a front: ``values`` are each goal's figure, by metric, means over its starts in the search.
+    ``knee``: it was recommended, and confirmed where there is a confirmation."""
+
+    label: str
+    config: EngineConfig
+    values: Mapping[str, float]
+    knee: bool = False
+    baseline: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GoalVerdict:
+    """One of several goals on its own: ``verdict`` in words, the knee against the baseline."""
+
+    name: str
+    metric: str
+    verdict: str
+    gain: Gain
+
+
+@dataclass(frozen=True, slots=True)
 class Recommendation:
     """The answer of one study. ``argv`` is the launch command (``None`` only when nothing is feasible): the winner's when
     ``verdict`` is better or unconfirmed, the baseline's when there is no gain."""
@@ -80,12 +102,16 @@ class Recommendation:
     success: SuccessBound | None = None
     soak: str = ""
     notes: tuple[str, ...] = ()
+    front: tuple[FrontMember, ...] = ()
+    goals: tuple[GoalVerdict, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)
         data["winner_config"] = self.winner_config.to_json() if self.winner_config is not None else None
         for row, rejected in zip(data["rejected"], self.rejected, strict=True):
             row["config"] = rejected.config.to_json()
+        for row, member in zip(data["front"], self.front, strict=True):
+            row["config"] = member.config.to_json()
         return data
 
     @classmethod
@@ -106,5 +132,7 @@ class Recommendation:
                 "rejected": tuple(Rejected(**{**row, "config": EngineConfig(row["config"])}) for row in data["rejected"]),
                 "success": SuccessBound(**data["success"]) if data["success"] else None,
                 "notes": tuple(data["notes"]),
+                "front": tuple(FrontMember(**{**row, "config": EngineConfig(row["config"])}) for row in data.get("front", ())),
+                "goals": tuple(GoalVerdict(**{**row, "gain": Gain(**row["gain"])}) for row in data.get("goals", ())),
             }
         )

@@ -55,8 +55,9 @@ def learned(timing: Timing, records: Sequence[TrialRecord]) -> Timing:
         for r in records
         if r.failure is None and r.stage in (Stage.SEARCH, Stage.SCREENING, Stage.CONFIRMATION) and Phase.LOAD in r.phase_s
     ]
-    # The first load also finds the concurrency or the rate: it would overstate all others.
-    loads = loads[1:] if len(loads) > 1 else loads
+    # The first load also finds the concurrency or the rate: alone it is no more than a bound, or a search would end at once for
+    # want of time.
+    loads = loads[1:] if len(loads) > 1 else [min(timing.load_s, seconds) for seconds in loads]
     stops = [r.phase_s[Phase.STOP] for r in records if Phase.STOP in r.phase_s]
     return Timing(
         first_start_s=seen(StartClass.FIRST, timing.first_start_s),

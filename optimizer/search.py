@@ -10,11 +10,12 @@ from vopt.objectives.metrics import Direction, Metrics
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer import schedule
 from vopt.optimizer.answer import recommend
+from vopt.optimizer.answer_front import with_front
 from vopt.optimizer.early_end import ratio_bound
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
 from vopt.optimizer.events import Listener, Note, StageBegan, TrialBegan, TrialEnded
 from vopt.optimizer.history import SAMPLED_STAGES, FailureSummary, Pending, Stage, TrialRecord, TrialRequest
-from vopt.optimizer.judge import Judged, judge, told_value
+from vopt.optimizer.judge import Judged, judge, told_objective, told_value
 from vopt.optimizer.moves import propose
 from vopt.optimizer.opening import Change
 from vopt.optimizer.progress import Progress
@@ -101,7 +102,7 @@ class _Loop:
                 case Sample(number):
                     self._sample(progress, number)
                 case Finish() as finish:
-                    answer = recommend(progress, finish)
+                    answer = with_front(progress, recommend(progress, finish))
                     self.study.conclude(answer)
                     return answer
 
@@ -213,6 +214,14 @@ class _Loop:
         searched = [other for other in earlier if other.record.stage in SAMPLED_STAGES]
         return told_value(judged, searched, self.setup.goal.direction, self.setup.deadline_s)
 
+    def _told_values(self, judged: Judged) -> list[float]:
+        """What the study is told of a start: the goal's value, or one for each of several objectives."""
+        goal = self.setup.goal
+        if not goal.objectives:
+            return [self._told_value(judged, self.history)]
+        searched = [other for other in self.history if other.record.stage in SAMPLED_STAGES]
+        return [told_objective(judged, searched, objective, self.setup.deadline_s) for objective in goal.objectives]
+
     def _run(self, progress: Progress, run: Run) -> None:
         self._announce(progress, run)
         label = run.label or self.study.next_label()
@@ -276,7 +285,7 @@ class _Loop:
     def _take(self, record: TrialRecord, *, on_disk: bool) -> None:
         """Judge, keep and announce one result."""
         judged = self._judged(record)
-        values = [self._told_value(judged, self.history)]
+        values = self._told_values(judged)
         keep = self.study.tell if on_disk else self.study.finish
         keep(record, values, judged.violations, charged=judged.charged)
         self.history.append(judged)

@@ -38,7 +38,7 @@ from vopt.search_spaces.evidence import WorkloadFacts
 from vopt.search_spaces.memory import Calibration
 from vopt.search_spaces.model import ShapeError, known_model, shape_from_config
 from vopt.search_spaces.parameter import Inactive
-from vopt.search_spaces.parse import SpaceFile, SpaceFileError, bare_mode_config, base_declarations, parse_space
+from vopt.search_spaces.parse import SpaceFile, SpaceFileError, bare_mode_config, base_declarations, mode_for, parse_space
 from vopt.search_spaces.retired import valueless_flags
 from vopt.search_spaces.space import Check, SearchSpace
 from vopt.search_spaces.speculation import SUFFIX_TOKENS, tokens
@@ -105,9 +105,7 @@ def memory_checks(subject: Subject, before: Calibration) -> Callable[[Sequence[T
     def checks(records: Sequence[TrialRecord]) -> tuple[Check, ...]:
         if of.shape is None:
             return ()
-        # vLLM's CPU build sizes its cache by another rule than a GPU's leftover.
-        seen = calibrated(before, of, records, subject.fixed) if subject.machine.gpu is not None else before
-        return (memory_check(of, seen),)
+        return (memory_check(of, calibrated(before, of, records, subject.fixed)),)
 
     return checks
 
@@ -221,10 +219,11 @@ def search_setup(
     known = read_lessons(lessons_file(subject), section_of(subject))
     outside = EngineConfig({name: value for name, value in subject.baseline.items() if not _varied(name, space)})
     pinned = [Pinned(outside, "the defaults of vLLM")] if subject.own_command else []
-    bare = bare_mode_config(space.mode)
-    if bare:
-        pinned.append(Pinned(outside | bare, f"the bare {space.mode} mode of vLLM"))
+    modes = [mode_for(objective.name) for objective in goal.objectives] or [space.mode]
+    bare = {mode: bare_mode_config(mode) for mode in modes}
+    pinned += [Pinned(outside | config, f"the bare {mode} mode of vLLM") for mode, config in bare.items() if config]
     window_s = asked.window_s or 60.0
+    load_s = (1.5 * window_s + 30.0) * (2 if goal.objectives and not asked.open_loop else 1)
     timing = Timing() if subject.machine.gpu is not None else Timing(60.0, 40.0, 30.0)
     return SearchSetup(
         goal=goal,
@@ -235,11 +234,10 @@ def search_setup(
         pinned=tuple(pinned),
         sampler=sampler,
         seed=options.seed,
-        timing=Timing(
-            timing.first_start_s, timing.new_key_start_s, timing.known_key_start_s, 1.5 * window_s + 30.0, timing.stop_s
-        ),
+        timing=Timing(timing.first_start_s, timing.new_key_start_s, timing.known_key_start_s, load_s, timing.stop_s),
         command=subject.argv,
-        early_end=not asked.open_loop,
+        # What loses in one of several objectives may still win in another.
+        early_end=not asked.open_loop and not goal.objectives,
         explain=options.explain,
         deadline_s=asked.deadline_s,
         no_serve=options.no_serve,
@@ -265,7 +263,7 @@ def check_command(options: CheckedSpaceOptions) -> SpaceAnswer:
     """``vopt space --check``: a launch command taken apart, flag by flag."""
     python = str(options.python) if options.python else sys.executable
     machine = find_machine(options.simulate, options.gpus, python)
-    schema = find_arguments(python, machine, options.vllm_version)
+    schema = find_arguments(python, machine, options.vllm_version, installed=options.python is not None)
     text = _command_text(options.check or "")
     subject = _checked_subject(text, schema, machine)
     if machine.simulated:

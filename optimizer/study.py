@@ -21,6 +21,7 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from sqlalchemy.exc import SQLAlchemyError
 
+from vopt.objectives.metrics import Direction
 from vopt.optimizer import samplers
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
 from vopt.optimizer.history import FORMAT_VERSION, SAMPLED_STAGES, Pending, StudyRecord, TrialRecord, TrialRequest
@@ -51,7 +52,7 @@ class Study:
         space: SearchSpace,
         *,
         name: str | None = None,
-        maximize: bool = True,
+        directions: Sequence[Direction] = (Direction.MAXIMIZE,),
         data_dir: Path | None = None,
         retry_s: float = 180.0,
         timeout_s: float = 60.0,
@@ -64,7 +65,7 @@ class Study:
             called = name or next_name(storage, setup)
             try:
                 study = optuna.create_study(
-                    storage=storage, study_name=called, direction="maximize" if maximize else "minimize"
+                    storage=storage, study_name=called, directions=[direction.value for direction in directions]
                 )
             except optuna.exceptions.DuplicatedStudyError:
                 raise UsageError(
@@ -211,7 +212,8 @@ class Study:
         the whole domain, dormant parameters included."""
         home = self._space.default_point()
         told = [({**home, **where}, value, constraints) for where, value, constraints in told]
-        maximize = self._study.directions[0] is optuna.study.StudyDirection.MAXIMIZE
+        directions = self._study.directions  # of several goals, what is told here is their balance
+        maximize = len(directions) > 1 or directions[0] is optuna.study.StudyDirection.MAXIMIZE
         return samplers.suggest(sampler, self._space, told, allowed, maximize=maximize, seed=seed)
 
     def keep_changes(self, changes: Sequence[Mapping[str, Any]]) -> None:

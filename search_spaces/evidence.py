@@ -198,15 +198,18 @@ def surplus(space: SearchSpace, counters: BaselineFacts) -> dict[str, Bound]:
     """The dimensions whose values above the default cannot matter, by the baseline's counters, and why. What a mode or the
     user asked for (``facts["asked"]``) is not among them."""
     asked, found = space.facts.get("asked", ()), {}
-    if "max_num_seqs" in space and "max_num_seqs" not in asked and counters.queued is not None:
-        default = space["max_num_seqs"].default
-        wide = counters.concurrency is not None and counters.concurrency > default
-        if counters.queued <= QUEUED and not wide:
+    if "max_num_seqs" in space and "max_num_seqs" not in asked:
+        default, wide = space["max_num_seqs"].default, counters.concurrency
+        if wide is not None and wide <= default:
+            text = f"at most {default}: there are never more than {wide} requests in flight"
+            found["max_num_seqs"] = Bound(text, SOURCE)
+        elif wide is None and counters.queued is not None and counters.queued <= QUEUED:
             text = f"at most {default}: the baseline never queued (requests waited in {counters.queued:.0%} of the window)"
             found["max_num_seqs"] = Bound(text, SOURCE)
     if "max_num_batched_tokens" in space and "max_num_batched_tokens" not in asked and counters.filled is not None:
         default = space["max_num_batched_tokens"].default
-        if counters.filled <= FILLED:
+        # Full steps are few among thousands that only decode, and long: requests that wait for one show it as well.
+        if counters.filled <= FILLED and (counters.queued or 0.0) <= QUEUED:
             text = f"at most {default}: only {counters.filled:.0%} of the baseline's steps filled the token budget"
             found["max_num_batched_tokens"] = Bound(text, SOURCE)
     return {name: bound for name, bound in found.items() if any(v > space[name].default for v in space[name].values)}

@@ -39,6 +39,7 @@ def answer_document(view: StudyView) -> dict[str, Any]:
         "baseline": _baseline(view),
         "winner": _winner(view),
         "gain": _gain(answer.gain) if answer else None,
+        **_several_goals(view),
         "overrides": [_override(row) for row in answer.overrides] if answer else [],
         "rejected": [
             {"trial": row.label, "engine_config": row.config.to_json(), "kind": row.kind, "reason": row.reason}
@@ -119,6 +120,30 @@ def _gain(gain: Gain | None) -> dict[str, Any] | None:
     if gain is None:
         return None
     return {"ratio": gain.ratio, "low": gain.low, "high": gain.high, "smallest_visible": gain.smallest_visible}
+
+
+def _several_goals(view: StudyView) -> dict[str, Any]:
+    """Of several goals: the front, each member with the figure of every goal, and what is said of each goal on its own."""
+    answer = view.answer
+    if not view.goal.get("objectives"):
+        return {}
+    return {
+        "objectives": list(view.goal["objectives"]),
+        "front": [
+            {
+                "trial": member.label,
+                "engine_config": member.config.to_json(),
+                "metrics": dict(member.values),
+                "knee": member.knee,
+                "baseline": member.baseline,
+            }
+            for member in (answer.front if answer else ())
+        ],
+        "goals": [
+            {"goal": one.name, "metric": one.metric, "verdict": one.verdict, "gain": _gain(one.gain)}
+            for one in (answer.goals if answer else ())
+        ],
+    }
 
 
 def _override(row: Override) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from vopt.optimizer.recommend import Recommendation, Verdict
 from vopt.optimizer.report import html, wording
 from vopt.optimizer.report.chart import FigureSpec
 from vopt.optimizer.report.raw import LOG, RECORDS
-from vopt.optimizer.report.show import comparison_table, cost_text, override_table, rejected_table
+from vopt.optimizer.report.show import comparison_table, cost_text, front_table, override_table, rejected_table
 from vopt.optimizer.report.view import StudyView
 
 _TONES = {Verdict.BETTER: "good", Verdict.NO_GAIN: "", Verdict.NOTHING_FEASIBLE: "bad", Verdict.UNCONFIRMED: "warn"}
@@ -79,7 +79,8 @@ def comparison(view: StudyView) -> str:
     if rows and view.challenger_starts():
         compared = comparison_table(rows, view.challenger)
         parts = [html.element("h3", html.text(compared.title)), html.table(compared)]
-    tables = [override_table(view, answer)] if answer and answer.overrides else []
+    tables = [front_table(view, answer)] if answer and answer.front else []
+    tables += [override_table(view, answer)] if answer and answer.overrides else []
     tables += [rejected_table(view)] if view.rejected_by_kind() else []
     for table in tables:
         if table.rows:

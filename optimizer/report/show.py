@@ -46,6 +46,8 @@ def answer_blocks(view: StudyView) -> list[Block]:
     if view.trials:
         facts.append(("Time", spent(view.trials, simulated=view.simulated).text))
     blocks: list[Block] = [verdict_block(view), Facts(tuple(facts))]
+    if answer.front:
+        blocks.append(front_table(view, answer))
     if answer.rejected:
         blocks.append(rejected_table(view))
     if answer.verdict is Verdict.NOTHING_FEASIBLE:
@@ -66,6 +68,8 @@ def study_blocks(view: StudyView, importance: Mapping[str, float] | None = None)
         blocks.append(Code(wording.command_lines(answer.argv)))
     if answer:
         blocks.append(Facts(tuple(_gain_facts(view, answer))))
+    if answer and answer.front:
+        blocks.append(front_table(view, answer))
     if rows := view.compared():
         blocks.append(comparison_table(rows, view.challenger))
     if answer and answer.overrides:
@@ -122,6 +126,31 @@ def spread_text(metric: str, spread: Spread | None) -> str:
         return wording.NONE
     mean, low, high = (wording.metric_text(metric, value, unit=False) for value in (spread.mean, spread.low, spread.high))
     return mean if spread.starts < 2 or low == high else f"{mean} ({low}–{high})"
+
+
+def front_table(view: StudyView, answer: Recommendation) -> Table:
+    """Of several goals: the configurations that no other one beats in all of them, the knee marked."""
+    metrics = [str(one["metric"]) for one in view.goal["objectives"]]
+    columns = (
+        Column("Trial", right=True),
+        *(Column(wording.metric_label(name) + _unit(name), right=True) for name in metrics),
+        Column(""),
+        Column("Configuration", wide=True),
+    )
+    table = TableMaker(
+        "Front", columns, "No configuration of the search beats one of these in every goal; the knee is confirmed."
+    )
+    for member in answer.front:
+        figures = (wording.metric_text(name, member.values.get(name), unit=False) for name in metrics)
+        words = ", ".join(word for word, true in (("knee", member.knee), ("baseline", member.baseline)) if true)
+        config = wording.one_line(wording.config_text(member.config))
+        table.add(member.label, *figures, words, config, tone=Tone.GOOD if member.knee else Tone.PLAIN)
+    return table.done()
+
+
+def _unit(name: str) -> str:
+    unit = wording.metric_unit(name)
+    return f", {unit}" if unit else ""
 
 
 def trials_table(view: StudyView) -> Table:
@@ -188,6 +217,9 @@ def _gain_facts(view: StudyView, answer: Recommendation) -> list[tuple[str, str]
         if answer.gain.smallest_visible is not None:
             visible = wording.change_text(answer.gain.smallest_visible)
             rows.append(("Could have seen", f"a gain of {visible.removeprefix('+')} or more"))
+    for one in answer.goals:
+        gain = wording.gain_text(one.gain, maximize=not wording.lower_is_better(one.metric))
+        rows.append((one.name.capitalize(), f"{one.verdict}: {wording.metric_word(one.metric)} {gain}"))
     if costs := view.costs():
         rows += [("Costs" if place == 0 else "", cost_text(row)) for place, row in enumerate(costs)]
     elif answer.winner_config is not None:

@@ -16,6 +16,7 @@ _NAMES = {
     "output_tokens_per_s": "Output throughput",
     "requests_per_s": "Request rate",
     "goodput_per_s": "Goodput",
+    "balance": "Balance of the goals",
     "success_rate": "Success rate",
     "kv_peak": "KV cache peak",
     "preemptions": "Preemptions",

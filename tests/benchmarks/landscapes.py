@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from vopt.objectives.metrics import Direction, Metrics
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.history import FailureSummary, Pending, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.recommend import Recommendation
+from vopt.optimizer.setup import Budget, Pinned, SearchSetup
 from vopt.optimizer.trial import EngineConfig, FailureKind, Phase, StartClass
 from vopt.search_spaces.space import Parameter, Point, SearchSpace, Seed, Violation
 
@@ -74,6 +75,12 @@ class Landscape:
     goal: Goal = THROUGHPUT
     mode: Mapping[str, Any] = field(default_factory=dict)
     noise: float = 0.01
+
+    def setup(self, trials: int, seed: int) -> SearchSetup:
+        """The search as a user gets it, with its bare mode and without a bound on time."""
+        pinned = (Pinned(EngineConfig(self.mode), "the bare mode"),) if self.mode else ()
+        budget = Budget(trials=trials, time_s=None, soak_s=0)
+        return SearchSetup(self.goal, self.space, budget, pinned=pinned, seed=seed, early_end=False)
 
     def feasible(self, point: Point) -> bool:
         truth = self.truth(point)
@@ -228,11 +235,17 @@ def random_landscape(seed: int) -> Landscape:
     raise AssertionError
 
 
+@cache
+def _grid(sizes: tuple[int, ...]) -> Any:
+    """Every point as positions, shape (points, dimensions)."""
+    return np.asfortranarray(np.stack(np.unravel_index(np.arange(math.prod(sizes)), sizes), axis=1).astype(np.int8))
+
+
 def _random_landscape(rng: np.random.Generator, name: str) -> Landscape | None:
     parameters = _engine_parameters()
     sizes = [len(p.values) for p in parameters]
     default = np.array([p.index(p.default) for p in parameters])
-    grid = np.stack(np.unravel_index(np.arange(math.prod(sizes)), sizes), axis=1)
+    grid = _grid(tuple(sizes))
     effects = [rng.normal(0, 0.04, size) for size in sizes]
     for j, width in ((1, 0.10), (2, 0.06)):  # one broad peak, anywhere in the upper part
         peak = rng.uniform(0.4, 1.0) * (sizes[j] - 1)
@@ -244,7 +257,9 @@ def _random_landscape(rng: np.random.Generator, name: str) -> Landscape | None:
     effects[5] = np.concatenate(
         [[0.0], rng.normal(0, 0.03) + 0.01 * k - 0.006 * k**2, rise * np.log1p(k) - tired * rise * (k - 1) / 2]
     )
-    value = sum(effects[j][grid[:, j]] for j in range(len(sizes)))
+    value = np.zeros(len(grid))
+    for j in range(len(sizes)):
+        value += effects[j][grid[:, j]]
     for _ in range(4):  # pairs that do not add up
         one, two = rng.choice(len(sizes), 2, replace=False)
         table = rng.normal(0, 0.02, (sizes[one], sizes[two]))

@@ -14,12 +14,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from vopt.objectives.goals import balance, joint_goal
 from vopt.objectives.metrics import FailureCount, Metrics
 from vopt.objectives.records import LoadStatus, RequestFailure, RequestFailureKind, RequestRecord
 from vopt.optimizer.events import Event, LoadTicked, Note, PhaseBegan, StageBegan, TrialBegan, TrialEnded
 from vopt.optimizer.history import Arm, FailureSummary, Stage, StudyRecord, TrialRecord, TrialRequest
 from vopt.optimizer.load.plan import Tick
-from vopt.optimizer.recommend import Gain, Override, Recommendation, Rejected, SuccessBound, Verdict
+from vopt.optimizer.recommend import FrontMember, Gain, GoalVerdict, Override, Recommendation, Rejected, SuccessBound, Verdict
 from vopt.optimizer.trial import EngineConfig, FailureKind, Phase, StartClass
 
 MODEL = "Qwen/Qwen3.5-35B-A3B-FP8"
@@ -370,6 +371,37 @@ def simulated() -> StudyRecord:
     return replace(study(simulated=True, engine="simulated"), name="qwen3.5-35b-a3b-fp8-throughput-5")
 
 
+def two_goals() -> StudyRecord:
+    """Throughput and latency at once: a front of three, its knee confirmed, each goal with a verdict of its own."""
+    goal = joint_goal(["throughput", "latency"])
+    made = study(goal=goal.to_json(), options={"goal": ["throughput", "latency"], "model": MODEL, "trials": 16, "rounds": 3})
+
+    def weighed(trial: TrialRecord) -> TrialRecord:
+        if trial.metrics is None:
+            return trial
+        joint = balance(goal, trial.metrics.values)
+        return replace(trial, metrics=replace(trial.metrics, values={**trial.metrics.values, "balance": joint or 0.0}))
+
+    answer = made.recommendation
+    assert answer is not None
+    values = [(24_690, 4.11), (24_200, 3.62), (21_380, 3.55)]
+    members = [("8", FINALIST), ("7", LITE), ("0", EngineConfig())]
+    front = tuple(
+        FrontMember(label, config, {"tokens_per_s": tokens, "mean_e2e_s": e2e}, label == "7", label == "0")
+        for (label, config), (tokens, e2e) in zip(members, values, strict=True)
+    )
+    goals = (
+        GoalVerdict("throughput", "tokens_per_s", "better", Gain(1.131, 1.108, 1.155)),
+        GoalVerdict("latency", "mean_e2e_s", "no measurable difference", Gain(0.981, 0.958, 1.004)),
+    )
+    return replace(
+        made,
+        name="qwen3.5-35b-a3b-fp8-throughput-latency-1",
+        trials=tuple(weighed(trial) for trial in made.trials),
+        recommendation=replace(answer, gain=Gain(1.053, 1.031, 1.077, 1.02), front=front, goals=goals),
+    )
+
+
 def running() -> StudyRecord:
     """A search that has not ended: five trials, no answer yet."""
     made = study()
@@ -382,6 +414,7 @@ VARIANTS = {
     "nothing_feasible": nothing_feasible,
     "unconfirmed": unconfirmed,
     "simulated": simulated,
+    "two_goals": two_goals,
 }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import json
 import os
 import signal
 import sys
@@ -10,15 +12,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.sessions import eventually, leader_of, named, plan, source
 
-from vopt.objectives.records import LoadStatus
+from vopt.objectives.records import LoadResult, LoadStatus
+from vopt.optimizer.engine import trial_process
 from vopt.optimizer.engine.kin import alive, descendants
 from vopt.optimizer.engine.process import ProcessSession, engine_environment
 from vopt.optimizer.engine.spare import Spares
+from vopt.optimizer.engine.wire import plan_to_json
 from vopt.optimizer.trial import Deadlines, EngineConfig, EngineFailure, Failed, FailureKind, Phase, TrialSpec
 
 STUB = Path(__file__).parents[2] / "support" / "stub_vllm"
@@ -316,3 +321,26 @@ def test_secrets_stay_out_of_trials(trial: Trial, monkeypatch: pytest.MonkeyPatc
     assert "HF_HUB_OFFLINE" not in fetching
     assert fetching["VLLM_HOST_IP"] == "127.0.0.1"
     assert fetching["VLLM_NO_USAGE_STATS"] == "1"
+
+
+async def test_nothing_is_collected_that_the_imports_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``vllm serve`` takes its heap out of garbage collection; in-process streams must not stop for it either."""
+    frozen: list[int] = []
+    result = LoadResult((), None, LoadStatus.COMPLETE)
+
+    async def drive(*_: Any) -> LoadResult:
+        frozen.append(gc.get_freeze_count())
+        return result
+
+    monkeypatch.setattr("vopt.optimizer.load.drive.drive", drive)
+    (tmp_path / "source.json").write_text(json.dumps(source().to_json()))
+    order = {"source": str(tmp_path / "source.json"), "records": str(tmp_path / "r.gz"), "plan": plan_to_json(plan())}
+    told: list[Any] = []
+    commands = SimpleNamespace(stop_load=threading.Event())
+    try:
+        engine = SimpleNamespace(dead=None)
+        await trial_process.load(engine, order, commands, SimpleNamespace(send=told.append))  # type: ignore[arg-type]
+    finally:
+        gc.unfreeze()
+    assert frozen[0] > 10_000
+    assert told[-1]["event"] == "loaded"
