@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 MODEL  := Qwen/Qwen3.5-35B-A3B-FP8
 TINY   := build/models/tiny-qwen3
 
-.PHONY: search search-cpu test test-quick check names docs clean
+.PHONY: search search-cpu test test-quick faults check names docs clean
 
 ## The main job on the embedded default: simulated engine, SQLite, no GPU.
 search: $(VENV)/installed
@@ -27,6 +27,10 @@ test: $(VENV)/installed-test
 ## What to run while writing: under two minutes.
 test-quick: $(VENV)/installed-test
 	$(BIN)/python -m pytest -q -m "not gpu and not vllm and not browser and not slow"
+
+## Every fault, without and with a real engine; ends with the table of what became of each.
+faults: $(VENV)/installed-test
+	$(BIN)/python -m pytest -q -m "fault and not gpu"
 
 check: $(VENV)/installed-test names
 	$(BIN)/ruff check .

@@ -6,7 +6,7 @@ Times are seconds since the load began (``_s``); sizes are tokens unless the nam
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -181,7 +181,7 @@ class ClientHealth:
 class LoadResult:
     """Everything one load left behind; metrics are derived from it and from nothing else."""
 
-    records: tuple[RequestRecord, ...]
+    records: tuple[RequestRecord, ...] = field(repr=False)  # asyncio shows a task's result in passing: thousands of records
     window: LoadWindow | None
     status: LoadStatus
     detail: str = ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
+from vopt.objectives.goals import too_few_for_p99
+from vopt.optimizer.compile_watch import COMPILED
 from vopt.optimizer.history import Stage
 from vopt.optimizer.judge import Judged
 from vopt.optimizer.measurement import CLIENT_LIMITED
@@ -103,4 +105,20 @@ def general_notes(progress: Progress) -> list[str]:
             f"the load client, not the engine, was the limit in {', '.join(limited)}: gains may be larger than they look; "
             "free more cores for the client"
         )
+    few = [
+        judged.record.metrics.succeeded
+        for judged in progress.history
+        if judged.record.stage is Stage.CONFIRMATION
+        and judged.record.metrics is not None
+        and too_few_for_p99(progress.setup.goal.metric, judged.record.metrics.succeeded)
+    ]
+    if few:
+        notes.append(f"{progress.setup.goal.metric} rests on {min(few)} requests a start: mostly chance")
+    compiled = [
+        judged.record.label
+        for judged in progress.history
+        if judged.record.stage is Stage.CONFIRMATION and COMPILED in judged.record.flags
+    ]
+    if compiled:
+        notes.append(f"kernels were compiled while {', '.join(compiled)} was measured, also when it was measured again")
     return notes

@@ -21,6 +21,7 @@ from typing import Any
 from vopt.objectives.confidence import start_spread
 from vopt.objectives.metrics import FailureCount, Metrics, compute_metrics
 from vopt.objectives.records import LoadResult, RequestRecord
+from vopt.optimizer.compile_watch import WatchedLoads
 from vopt.optimizer.engine.base import OnPhase, OnTick, Session
 from vopt.optimizer.first_load import NumberedLoads, first_load
 from vopt.optimizer.load.metrics_text import Traffic, from_histograms, parse
@@ -91,12 +92,14 @@ def run_bench(
     on_tick: OnTick = lambda tick: True,
     on_phase: OnPhase = lambda phase, words: None,
     say: Callable[[str], None] = lambda text: None,
+    log_of: Callable[[int], Path | None] = lambda start: None,
 ) -> BenchResult:
     """``repeat`` loads on the first engine and, unless it is somebody else's server, one on each of ``repeat - 1`` fresh ones.
 
     ``open_session(i)`` makes the session of start *i*. Every load has prompts of its own. What an ``Asked`` leaves open is
     found on the first engine and kept for all later loads, which also replay the output lengths that the first one saw
-    (``replay_ends``). A first load that does not come to its end is the last. Raises ``EngineFailure`` when an engine fails;
+    (``replay_ends``). A first load that does not come to its end is the last. ``log_of(i)``: where the output of start *i*
+    goes; a load whose window saw a compilation there is measured once more. Raises ``EngineFailure`` when an engine fails;
     sessions are closed either way.
     """
     starts: list[tuple[MeasuredLoad, ...]] = []
@@ -109,7 +112,7 @@ def run_bench(
         try:
             started.append(session.start(on_phase))
             loads: list[MeasuredLoad] = []
-            once = numbered.on(session.load)
+            once = numbered.on(WatchedLoads(session.load, log_of(start), say).load)
             for number in range(repeat if start == 0 else 1):
                 on_phase(Phase.LOAD, f"load {sum(map(len, starts)) + number + 1}")
                 if frozen is None and isinstance(plan, Asked):

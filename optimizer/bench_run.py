@@ -19,8 +19,10 @@ from vopt.optimizer.bench_text import bench_text, full_document
 from vopt.optimizer.engine.base import Session
 from vopt.optimizer.environment import fetch_weights, host_facts
 from vopt.optimizer.errors import EnvironmentLacks, NothingFeasible, UsageError, VoptError
+from vopt.optimizer.evaluate import LOG
 from vopt.optimizer.events import Event, Listener, LoadTicked, Note, PhaseBegan, TrialBegan
 from vopt.optimizer.history import Stage, TrialRequest
+from vopt.optimizer.host import reserved
 from vopt.optimizer.load.plan import Arrivals, Tick
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.load.target import Dialect
@@ -82,7 +84,7 @@ def bench(options: BenchOptions, listener: Listener) -> BenchOutcome:
 
     Raises:
         UsageError: what was typed cannot be meant; nothing was started.
-        EnvironmentLacks: no vLLM, no GPU, no such server, or the machine failed.
+        EnvironmentLacks: no vLLM, no GPU, no such server, the GPU is another search's, or the machine failed.
         NothingFeasible: the engine did not start, died, or answered no request; with the last lines of its log.
     """
     checked_combination(options)
@@ -148,7 +150,8 @@ def work_directory(data_dir: Path | None) -> Iterator[Path]:
     """Where engines write their logs: below ``--data-dir``, else a temporary directory that only a failure leaves behind."""
     if data_dir is not None:
         data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    directory = Path(tempfile.mkdtemp(prefix="vopt-bench-" if data_dir is None else "bench-", dir=data_dir))
+    # Absolute, which mkdtemp makes it only from Python 3.12 on: an engine's processes work in other directories.
+    directory = Path(tempfile.mkdtemp(prefix="vopt-bench-" if data_dir is None else "bench-", dir=data_dir)).absolute()
     try:
         yield directory
     except BaseException:
@@ -190,7 +193,8 @@ def _bench_engine(options: BenchOptions, asked: Asked, slos: Mapping[str, float]
         command=subject.argv(subject.baseline),
         begin=begin,
     )
-    return _measured(options, measurand, asked, slos, told, directory)
+    with reserved(subject, f"vopt bench of {subject.model.name}"):
+        return _measured(options, measurand, asked, slos, told, directory)
 
 
 def spec_of(subject: Subject, options: BenchOptions, asked: Asked, directory: Path, start: int) -> TrialSpec:
@@ -278,6 +282,7 @@ def _measured(
             on_tick=on_tick,
             on_phase=on_phase,
             say=told.say,
+            log_of=lambda start: None if directory is None else directory / str(start + 1) / LOG,
         )
     except EngineFailure as failure:
         if failure.failed.load is not None and options.records is not None:

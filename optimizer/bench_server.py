@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
-from vopt.optimizer.load.client import HttpEngine
+from vopt.optimizer.load.client import HttpEngine, TlsProblem
 from vopt.optimizer.load.materialise import Materialised, materialise
 from vopt.optimizer.load.plan import Arrivals
 from vopt.optimizer.load.target import Dialect, Endpoint, Target, parse_target, read_api_key
@@ -91,11 +91,14 @@ async def _ask(target: Target) -> tuple[list[Mapping[str, Any]], Any]:
         try:
             await engine.models()
         except (OSError, TimeoutError, ValueError) as error:
-            refused = "HTTP 401" in str(error) or "HTTP 403" in str(error)
-            raise EnvironmentLacks(
-                f"{target.base_url}/v1/models: {str(error) or 'no answer in time'}",
-                hint="set VLLM_API_KEY or --api-key-file" if refused else "is the server up, and is the URL its base?",
-            ) from None
+            hint = "is the server up, and is the URL its base?"
+            if isinstance(error, TlsProblem):
+                hint = error.hint
+            elif "HTTP 401" in str(error) or "HTTP 403" in str(error):
+                hint = "set VLLM_API_KEY or --api-key-file"
+            elif target.scheme == "http":
+                hint += " A server with a certificate wants https://."
+            raise EnvironmentLacks(f"{target.base_url}/v1/models: {str(error) or 'no answer in time'}", hint=hint) from None
         document = await engine.get_json("/v1/models")
         version = await engine.get_json("/version")
     cards = document.get("data", ()) if isinstance(document, Mapping) else ()

@@ -23,7 +23,7 @@ from vopt.optimizer.errors import EnvironmentLacks, GateFailed, UsageError
 from vopt.optimizer.evaluate import Bench, Evaluator
 from vopt.optimizer.events import Listener, Note, StageBegan, TrialBegan, TrialEnded
 from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord, TrialRequest
-from vopt.optimizer.host import conditions_of
+from vopt.optimizer.host import conditions_of, reserved
 from vopt.optimizer.launch import measurement_of, stored_options
 from vopt.optimizer.measurement import Asked, Measurement
 from vopt.optimizer.options import BenchOptions, SearchOptions
@@ -76,7 +76,8 @@ def measure_again(options: BenchOptions, listener: Listener) -> BenchOutcome:
     bench = _bench(subject, stored, record, measurement, listener)
     if not subject.machine.simulated:
         fetch_weights(subject.model, lambda text: listener(Note(text)))
-    starts = _measure(Evaluator(bench, measurement), duel, options.repeat, listener, Goal.from_json(record.setup["goal"]))
+    with reserved(subject, f"vopt bench of {record.name}"):
+        starts = _measure(Evaluator(bench, measurement), duel, options.repeat, listener, Goal.from_json(record.setup["goal"]))
     return _outcome(options, record, subject, duel, starts, findings)
 
 
@@ -89,11 +90,11 @@ def _as_of_today(
         stored,
         python=python,
         gpus=options.gpus or stored.gpus,
-        vllm_version=options.vllm_version or stored.vllm_version or _simulated_version(record),
+        vllm_version=options.vllm_version or stored.vllm_version or (None if python else _simulated_version(record)),
     )
     interpreter = str(python or sys.executable)
     machine = find_machine(stored.simulate, stored.gpus, interpreter)
-    schema = find_arguments(interpreter, machine, stored.vllm_version)
+    schema = find_arguments(interpreter, machine, stored.vllm_version, installed=python is not None)
     fixed, findings = modernised(record.setup.get("fixed", {}), schema)
     arms = {}
     for name, config in duel.arms.items():

@@ -8,6 +8,7 @@ from typing import Any
 from vopt.objectives.goals import DEFAULT_MIN_SUCCESS
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.bench import BenchLabels, BenchResult, MeasuredLoad, bench_document, repeat_summary
+from vopt.optimizer.compile_watch import COMPILED, REMEASURED
 from vopt.optimizer.evaluate import UNEXPECTED_HIT_RATE
 from vopt.optimizer.load.shares import CLIENT_PROCESSES
 from vopt.optimizer.load.source import RequestSource
@@ -45,7 +46,7 @@ def full_document(
     loads = [load for start in result.starts for load in start]
     flags, notes = list(ours["flags"]), list(ours["notes"])
     for flag, words in checks(loads, source):
-        if flag:
+        if flag and flag not in flags:  # the load may have said so itself
             flags.append(flag)
         notes.append(words)
     ours |= {"flags": flags, "notes": notes, "load": load_words, "simulated": simulated}
@@ -81,6 +82,12 @@ def checks(loads: Sequence[MeasuredLoad], source: RequestSource) -> list[tuple[s
     if processes:
         shared = " and ".join(flag.removeprefix(CLIENT_PROCESSES) for flag in processes)
         found.append(("", f"{shared} client processes shared the load; compare with figures by as many (--client-processes)"))
+    again = sum(REMEASURED in measured.load.flags for measured in loads)
+    if again:
+        found.append(("", f"{plural(again, 'load')} measured again, because kernels were compiled in the window"))
+    compiled = sum(COMPILED in measured.load.flags for measured in loads)
+    if compiled:
+        found.append((COMPILED, f"{plural(compiled, 'load')} had kernels compiled in the window, which the figures hold too"))
     reuses = source.shared_prefixes or source.header_at or source.turns
     hits = max((measured.metrics.get("prefix_hit_rate") or 0.0 for measured in loads), default=0.0)
     if not reuses and hits >= UNEXPECTED_HIT_RATE:

@@ -2,62 +2,38 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from typing import Any
 
-from vopt.optimizer.command import Flag, LaunchCommand, argument_words, shell_line, to_argv
+from vopt.optimizer.check_flags import (
+    FlagFinding,
+    FlagStatus,
+    finding,
+    instead_of,
+    is_last,
+    merged,
+    retired_value,
+    unknown,
+    variables,
+)
+from vopt.optimizer.command import Flag, LaunchCommand, shell_line, to_argv
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.engine.arguments import VllmJudge
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.arguments import Arguments
-from vopt.search_spaces.judge import Judge, Subject
+from vopt.search_spaces.circumstances import Circumstances
 from vopt.search_spaces.memory import Possible, Verdict, can_start
 from vopt.search_spaces.parameter import Violation
 from vopt.search_spaces.parse import canonical
-from vopt.search_spaces.retired import Retired, retired, valueless_flags
+from vopt.search_spaces.retired import flags_of_several, retired, valueless_flags
 from vopt.search_spaces.rules import rule_violations
+from vopt.search_spaces.subject import Subject
 
 FINE, WARNINGS, CANNOT_START = 0, 1, 6
 MOST_REPAIRS = 8
 FRONT_END = "front end: reaches the served command, not an engine in-process"
-
-NO_EFFECT = {
-    "kv_offloading_backend": ("kv_offloading_size", "without --kv-offloading-size nothing is offloaded"),
-    "all2all_backend": ("enable_expert_parallel", "without --enable-expert-parallel nothing is exchanged"),
-    "eplb_config": ("enable_eplb", "without --enable-eplb nothing is balanced"),
-    "ubatch_size": ("enable_dbo", "without --enable-dbo there are no micro-batches"),
-}
-
-
-class FlagStatus(StrEnum):
-    """What a flag amounts to. The last three keep the command from starting."""
-
-    GOOD = "good"
-    REDUNDANT = "redundant"
-    NO_EFFECT = "no_effect"
-    UNREAD = "unread"
-    RETIRED = "retired"
-    UNKNOWN = "unknown"
-    INVALID = "invalid"
-
-    @property
-    def fatal(self) -> bool:
-        return self in (FlagStatus.RETIRED, FlagStatus.UNKNOWN, FlagStatus.INVALID)
-
-
-@dataclass(frozen=True, slots=True)
-class FlagFinding:
-    """One flag: as it was written, what it is, what it resolves to, and what to write today (empty: nothing)."""
-
-    written: str
-    status: FlagStatus
-    message: str
-    resolves_to: Any = None
-    instead: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +54,10 @@ class CheckReport:
 
     @property
     def exit_code(self) -> int:
-        refused = any(finding.status.fatal for finding in self.findings) or bool(self.violations) or bool(self.engine_says)
+        refused = any(one.status.fatal for one in self.findings) or bool(self.violations) or bool(self.engine_says)
         if refused or self.memory_possible is Possible.CANNOT:
             return CANNOT_START
-        warned = any(finding.status is not FlagStatus.GOOD for finding in self.findings)
+        warned = any(one.status is not FlagStatus.GOOD for one in self.findings)
         return WARNINGS if warned or self.model is None else FINE
 
     def to_json(self) -> dict[str, Any]:
@@ -90,7 +66,7 @@ class CheckReport:
             "version": self.version,
             "model": self.model,
             "exit_code": self.exit_code,
-            "flags": [{**asdict(finding), "status": finding.status.value} for finding in self.findings],
+            "flags": [{**asdict(one), "status": one.status.value} for one in self.findings],
             "violations": [{"rule": v.rule, "detail": v.detail} for v in self.violations],
             "memory": {"possible": self.memory_possible.value, "reason": self.memory},
             "engine": self.engine_says,
@@ -112,21 +88,24 @@ def check_command(
     ``subject.shape`` ``None``: rules and memory arithmetic that need the model are left out, and the answer says so.
     """
     schema = subject.arguments
-    parsed = parse_command(command, schema, strict=False, valueless=valueless_flags())
+    parsed = parse_command(command, schema, strict=False, valueless=valueless_flags(), several=flags_of_several())
     given = {**(more or {}), **parsed.config}
-    judge = Judge.plain(subject)
-    findings = [_finding(flag, given, schema, judge.resolved) for flag in parsed.flags]
-    findings += _variables(parsed.environment, schema)
-    facts = judge.facts(None)
+    of = Circumstances(subject)
+    findings = [
+        finding(flag, given, schema, of.resolved, last=is_last(flag, parsed.flags[i + 1 :], schema))
+        for i, flag in enumerate(parsed.flags)
+    ]
+    findings += variables(parsed.environment, schema)
+    facts = of.facts()
     violations = tuple(rule_violations(_with_environment(given, parsed), facts))
     memory = _memory(subject, given)
-    proposal, changes = _corrected(parsed, given, schema, judge.resolved)
+    proposal, changes = _corrected(parsed, given, schema, of.resolved)
     proposal, repairs = _repaired(proposal, parsed, subject, facts)
     objection = ask(parsed.model, given) if ask is not None and parsed.model and not violations and not parsed.problems else ""
     accepted = None
     if parsed.model is not None and repairs is not None:
         accepted = to_argv(parsed.model, EngineConfig(proposal), parsed.front_end, schema)
-    dead = {finding.written.partition("=")[0] for finding in findings if finding.status is FlagStatus.UNREAD}
+    dead = {one.written.partition("=")[0] for one in findings if one.status is FlagStatus.UNREAD}
     return CheckReport(
         schema.version,
         parsed.model,
@@ -144,11 +123,11 @@ def check_command(
 def render_check(report: CheckReport) -> str:
     """For a terminal, without colours."""
     lines = [f"vLLM {report.version}: {report.model or 'no model is named'}", ""]
-    width = max((len(finding.written) for finding in report.findings), default=0)
-    for finding in report.findings:
-        lines.append(f"  {finding.written:<{min(width, 44)}}  {finding.status.value:<9}  {finding.message}")
-        if finding.instead:
-            lines.append(f"  {'':<{min(width, 44)}}  {'':<9}  write {shell_line(finding.instead)}")
+    width = max((len(one.written) for one in report.findings), default=0)
+    for found in report.findings:
+        lines.append(f"  {found.written:<{min(width, 44)}}  {found.status.value:<9}  {found.message}")
+        if found.instead:
+            lines.append(f"  {'':<{min(width, 44)}}  {'':<9}  write {shell_line(found.instead)}")
     lines += [f"  refused: {violation.detail} [{violation.rule}]" for violation in report.violations]
     if report.engine_says:
         lines.append(f"  refused by vLLM itself: {report.engine_says}")
@@ -159,74 +138,6 @@ def render_check(report: CheckReport) -> str:
     if report.accepted is not None and report.exit_code != FINE:
         lines += ["", "A command that this vLLM accepts:", f"  {shell_line(report.accepted, report.environment)}"]
     return "\n".join(lines) + "\n"
-
-
-def _finding(flag: Flag, given: Mapping[str, Any], schema: Arguments, resolved: Mapping[str, Any]) -> FlagFinding:
-    written = " ".join((flag.written, *flag.words))
-    if flag.name is None:
-        return _unknown(flag, written, schema)
-    if flag.problem:
-        old = next((r for word in flag.words if (r := retired().get(f"value:{flag.name}:{word}"))), None)
-        return FlagFinding(written, FlagStatus.INVALID, f"{old.why} ({flag.problem})" if old else flag.problem)
-    if flag.front_end:
-        return FlagFinding(
-            written, FlagStatus.GOOD, "front end: reaches the served command, not an engine in-process", flag.value
-        )
-    need = NO_EFFECT.get(flag.name)
-    if need is not None and not given.get(need[0]):
-        return FlagFinding(written, FlagStatus.NO_EFFECT, need[1], flag.value)
-    if flag.name in resolved and resolved[flag.name] == flag.value and type(resolved[flag.name]) is type(flag.value):
-        return FlagFinding(written, FlagStatus.REDUNDANT, f"{flag.value!r} is what vLLM resolves to by itself", flag.value)
-    default = resolved.get(flag.name)
-    beside = f" (without it: {default!r})" if isinstance(default, (bool, int, float, str)) and default != "" else ""
-    return FlagFinding(written, FlagStatus.GOOD, f"known{beside}", flag.value)
-
-
-def _unknown(flag: Flag, written: str, schema: Arguments) -> FlagFinding:
-    old = retired().get(canonical(flag.written))
-    if old is not None:
-        since = f"gone since {old.gone}" if old.gone else "no vLLM since 0.17 has it"
-        return FlagFinding(written, FlagStatus.RETIRED, f"{since}: {old.why}", instead=_instead(old, flag, schema))
-    if not flag.written.startswith("-"):
-        return FlagFinding(written, FlagStatus.UNKNOWN, flag.problem or "")
-    near = difflib.get_close_matches(flag.written, list(schema.by_flag), n=1)
-    return FlagFinding(written, FlagStatus.UNKNOWN, (flag.problem or "") + (f"; did you mean {near[0]}?" if near else ""))
-
-
-def _instead(old: Retired, flag: Flag, schema: Arguments) -> tuple[str, ...]:
-    if old.merge and old.key:
-        part = _merged({}, old, flag)
-        return tuple(argument_words(old.merge, part[old.merge], schema))
-    if old.rename and old.rename in schema:
-        return (schema[old.rename].flag, *flag.words)
-    return old.instead
-
-
-def _merged(config: dict[str, Any], old: Retired, flag: Flag) -> dict[str, Any]:
-    """``config`` with a retired flag's value in the JSON argument that holds it now."""
-    assert old.merge is not None
-    assert old.key is not None
-    word = flag.words[0] if flag.words else ""
-    part = dict(config.get(old.merge) or {})
-    part[old.key] = int(word) if word.isdigit() else word
-    if old.key == "model" and "method" not in part:
-        part["method"] = "draft_model"
-    return {**config, old.merge: part}
-
-
-def _variables(environment: Mapping[str, str], schema: Arguments) -> list[FlagFinding]:
-    found = []
-    for name, value in environment.items():
-        old = retired().get(f"env:{name}")
-        gone = old is not None and (old.gone is None or schema.release >= _release(old.gone))
-        status = FlagStatus.UNREAD if gone else FlagStatus.GOOD
-        message = old.why if old is not None and gone else "environment"
-        found.append(FlagFinding(f"{name}={value}", status, message, value))
-    return found
-
-
-def _release(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split("."))
 
 
 def _with_environment(given: Mapping[str, Any], parsed: LaunchCommand) -> dict[str, Any]:
@@ -250,12 +161,15 @@ def _corrected(
     notes = []
     for flag in parsed.flags:
         if flag.name is not None and not flag.problem:
+            if retired_value(flag, schema) is not None and config.get(flag.name) == flag.value:
+                del config[flag.name]
+                notes.append(f"{' '.join((flag.written, *flag.words))} is dropped")
             continue
         old = retired().get(canonical(flag.written)) if flag.name is None else None
         if old is not None and old.merge:
-            config = _merged(config, old, flag)
+            config = merged(config, old, flag)
             continue
-        words = _instead(old, flag, schema) if old is not None else ()
+        words = instead_of(old, flag, schema) if old is not None else ()
         if words:
             read = parse_command(["--model", "x", *words], schema, strict=False)
             config |= {n: v for n, v in read.config.items() if resolved.get(n) != v}
@@ -305,7 +219,7 @@ def modernised(config: Mapping[str, Any], schema: Arguments) -> tuple[EngineConf
         if name not in known
     ]
     corrected, _ = _corrected(LaunchCommand(None, EngineConfig(known), flags=tuple(lost)), known, schema, {})
-    findings = tuple(_unknown(flag, " ".join((flag.written, *flag.words)), schema) for flag in lost)
+    findings = tuple(unknown(flag, " ".join((flag.written, *flag.words)), schema) for flag in lost)
     return EngineConfig(corrected), findings
 
 

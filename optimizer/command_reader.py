@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
 from vopt.optimizer.command import Flag, LaunchCommand, refuse_secret
+from vopt.optimizer.command_shell import arguments_of, environment_of, split
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.arguments import Argument, Arguments, Kind
 
-ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 HUMAN = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 MULTIPLIERS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -29,16 +28,17 @@ def parse_command(
     *,
     strict: bool = True,
     valueless: frozenset[str] = frozenset(),
+    several: frozenset[str] = frozenset(),
 ) -> LaunchCommand:
     """Reads one ``vllm serve`` command: shell text or its words; flags alone (``--model M ...``) are taken too.
 
     ``strict`` raises ``UsageError`` for the first flag that this vLLM does not take; otherwise it stands in ``flags`` with
-    its problem. ``valueless`` are unknown flags (``--like-this``) known to take no value.
+    its problem. ``valueless`` are unknown flags (``--like-this``) known to take no value, ``several`` those known to take more
+    than one.
     """
-    words = _split(command) if isinstance(command, str) else list(command)
-    environment, words = _environment(words)
-    reader = _Reader(schema, valueless)
-    reader.read(_arguments_of(words))
+    environment, words = environment_of(split(command) if isinstance(command, str) else command)
+    reader = _Reader(schema, valueless, several)
+    reader.read(arguments_of(words))
     result = reader.result(environment)
     if strict and (problems := result.problems):
         raise UsageError(
@@ -57,67 +57,12 @@ def human_integer(text: str) -> int:
     return int(float(number) * MULTIPLIERS[suffix]) if suffix.islower() else int(number) * MULTIPLIERS[suffix]
 
 
-def _split(text: str) -> list[str]:
-    text = re.sub(r"\\\r?\n", " ", text).strip()
-    text = text.removesuffix("&")
-    try:
-        words = shlex.split(text, comments=True)
-    except ValueError as error:
-        raise UsageError(
-            f"the command is not valid shell text: {error}", hint="put quotes around JSON values: '{...}'"
-        ) from error
-    _refuse_operators(text)
-    return words
-
-
-def _refuse_operators(text: str) -> None:
-    """Only one command is read: an operator outside quotes (but for a last ``&``) would start another or redirect."""
-    quote = ""
-    for i, character in enumerate(text):
-        if quote:
-            quote = "" if character == quote and (quote == "'" or text[i - 1] != "\\") else quote
-        elif character in "'\"" and text[i - 1 : i] != "\\":
-            quote = character
-        elif character in ";|<>&" and text[i - 1 : i] != "\\":
-            raise UsageError(f"the command holds {character!r}: give one `vllm serve` command alone")
-
-
-def _environment(words: list[str]) -> tuple[dict[str, str], list[str]]:
-    environment: dict[str, str] = {}
-    while words and (words[0] in ("env", "export", "exec", "nohup") or ASSIGNMENT.match(words[0])):
-        word = words.pop(0)
-        if ASSIGNMENT.match(word):
-            name, value = word.split("=", 1)
-            refuse_secret(f"env:{name}", value)
-            environment[name] = value
-    return environment, words
-
-
-def _arguments_of(words: list[str]) -> list[str]:
-    """The words after ``vllm serve`` or ``python -m vllm.entrypoints.openai.api_server``."""
-    if not words:
-        raise UsageError("the command is empty", hint="vopt space --check 'vllm serve MODEL --flag value'")
-    if words[0].startswith("-"):
-        return words
-    for i, word in enumerate(words):
-        if word.startswith("-") and word != "-m":
-            break
-        if word == "serve" and i > 0 and words[i - 1].rsplit("/", 1)[-1] in ("vllm", "vllm.entrypoints.cli.main"):
-            return words[i + 1 :]
-        if word in ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server") and words[i - 1 : i] == ["-m"]:
-            return words[i + 1 :]
-    raise UsageError(
-        f"{' '.join(words[:3])!r} is not a `vllm serve` command",
-        hint="give `vllm serve MODEL ...`, `python -m vllm.entrypoints.openai.api_server ...`, or flags alone",
-    )
-
-
 class _Reader:
     """Goes once over the words and collects flags; the last of two equal flags wins, as in argparse."""
 
-    def __init__(self, schema: Arguments, valueless: frozenset[str]) -> None:
+    def __init__(self, schema: Arguments, valueless: frozenset[str], several: frozenset[str]) -> None:
         self.schema = schema
-        self.valueless = valueless
+        self.valueless, self.several = valueless, several
         self.model: str | None = None
         self.config_file: str | None = None
         self.flags: list[Flag] = []
@@ -192,6 +137,8 @@ class _Reader:
         if argument is None:
             takes = not separator and key not in self.valueless and rest and not _is_flag(rest[0])
             unknown = [explicit] if separator else [rest.pop(0)] if takes else []
+            while takes and key in self.several and rest and not _is_flag(rest[0]):
+                unknown.append(rest.pop(0))
             self.flags.append(Flag(key, None, tuple(unknown), problem=problem))
             return
         words = self._values(argument, flag, explicit if separator else None, rest)

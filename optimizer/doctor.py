@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from vopt.optimizer import caches, gpus
 from vopt.optimizer.engine.interpreter import Interpreter, probe
-from vopt.optimizer.engine.leftovers import dead_trials
+from vopt.optimizer.engine.leftovers import Manifest, dead_trials
 from vopt.optimizer.engine.package import trial_package
 from vopt.optimizer.errors import EnvironmentLacks
 from vopt.optimizer.gpus import Gpu
@@ -102,6 +102,9 @@ def interpreter_rows(interpreter: Interpreter) -> list[Row]:
         rows.append(
             Row("vLLM", State.NOTE, f"{version} is outside 0.20 to 0.33, which vopt knows", "pip install 'vllm>=0.20,<0.34'")
         )
+    if not interpreter.bytecode:
+        text = "lies there without bytecode: its first start compiles it, later ones find that in vopt's own cache"
+        rows.append(Row("vLLM", State.NOTE, text))
     if interpreter.cpu_build:
         rows += cpu_build_rows(interpreter, packages)
     elif "+cpu" in packages.get("torch", ""):
@@ -190,10 +193,12 @@ def leftover_rows() -> list[Row]:
     dead = dead_trials()
     if not dead:
         return [Row("leftovers", State.OK, "none of dead searches")]
-    return [
-        Row("leftovers", State.FAULT, f"{len(trial.living())} processes of the trial that logged to {trial.log}", "vopt clean")
-        for trial in dead
-    ]
+    return [Row("leftovers", State.FAULT, _left(trial), "vopt clean") for trial in dead]
+
+
+def _left(trial: Manifest) -> str:
+    files = [path for path in (*trial.held, trial.private_directory) if path and os.path.exists(path)]
+    return f"{len(trial.living())} processes and {len(files)} files of the trial that logged to {trial.log}"
 
 
 def disk_rows(cache: Path, working: Path) -> list[Row]:

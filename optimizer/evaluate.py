@@ -11,6 +11,7 @@ from typing import Any
 
 from vopt.objectives.metrics import Metrics, compute_metrics, token_curve
 from vopt.objectives.records import LoadResult, LoadStatus
+from vopt.optimizer.compile_watch import WatchedLoads
 from vopt.optimizer.early_end import early_end
 from vopt.optimizer.engine.base import Session
 from vopt.optimizer.events import Listener, LoadTicked, Note, PhaseBegan
@@ -25,6 +26,9 @@ from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Measured, O
 
 OpenSession = Callable[[TrialSpec, bool], Session]
 """Brings up nothing yet: ``(spec, served)`` -> the session that will. ``served``: as the very command, over HTTP."""
+
+LOG = "engine.log"
+"""In a trial's directory, where its engine's output goes; a simulated engine has none."""
 
 SERVED_STAGES = (Stage.CONFIRMATION, Stage.SOAK)
 """Measured as the very command, over HTTP, where a search serves at all."""
@@ -91,7 +95,7 @@ class Evaluator:
         clock = _PhaseClock(request.label, self.bench.listener)
         try:
             started = session.start(clock.begin)
-            load, probes = self._load(request, session, clock)
+            load, probes = self._load(request, spec, session, clock)
             self._second = self._second_load(request, session, load)
             outcome: Outcome = Measured(started, load, {}, probes)
         except EngineFailure as failure:
@@ -106,19 +110,24 @@ class Evaluator:
         phase_s = {**clock.phase_s, **getattr(session, "phase_s", {})}
         return replace(outcome, phase_s=phase_s)
 
-    def _load(self, request: TrialRequest, session: Session, clock: _PhaseClock) -> tuple[LoadResult, tuple[LoadResult, ...]]:
+    def _load(
+        self, request: TrialRequest, spec: TrialSpec, session: Session, clock: _PhaseClock
+    ) -> tuple[LoadResult, tuple[LoadResult, ...]]:
         clock.begin(Phase.LOAD, "loading")
         if request.stage is Stage.SOAK:
             return self._soak(request, session), ()
+        log = spec.directory / LOG
+        loads = WatchedLoads(session.load, log, lambda text: self.bench.listener(Note(f"trial {request.label}: {text}")))
         if self.measurement is None:
-            return self._first_load(request, session)
+            return self._first_load(request, loads)
         source = self.bench.source.with_observed(self.measurement.observed_output_tokens)
         plan = self.measurement.plan
         if self._served(request):
             # Behind the API server everything takes longer: what has stalled there is judged by the served baseline, which
             # comes first in the first round, and not by the engine alone.
             plan = replace(plan, stall_after_s=self.served_stall_s)
-        return session.load(source, plan, self._on_tick(request)), ()
+        load = loads.load(source, plan, self._on_tick(request))
+        return load, tuple(loads.set_aside)
 
     def _second_load(self, request: TrialRequest, session: Session, first: LoadResult) -> LoadResult | None:
         """The open loop at the rate that the baseline's found, with the same requests; only after a first load that counts."""
@@ -160,12 +169,12 @@ class Evaluator:
         )
         return session.load(self.bench.soak_source, plan, self._on_tick(request))
 
-    def _first_load(self, request: TrialRequest, session: Session) -> tuple[LoadResult, tuple[LoadResult, ...]]:
+    def _first_load(self, request: TrialRequest, watched: WatchedLoads) -> tuple[LoadResult, tuple[LoadResult, ...]]:
         """Find what the user left open (concurrency, rate, window) on the baseline's engine, then freeze it."""
         loads = NumberedLoads(self.bench.source, self._on_tick(request))
-        found = first_load(self.bench.asked, loads.on(session.load), lambda text: self.bench.listener(Note(text)))
+        found = first_load(self.bench.asked, loads.on(watched.load), lambda text: self.bench.listener(Note(text)))
         self.measurement = found.measurement
-        return found.load, found.probes
+        return found.load, (*found.probes, *watched.set_aside)
 
     def _on_tick(self, request: TrialRequest) -> Callable[[Tick], bool]:
         curve: list[float] = [0.0]  # at each full second of the window, whatever the ticks' distance
@@ -176,6 +185,8 @@ class Evaluator:
             if tick.window_open_s is not None:
                 if len(curve) == 1:  # once and under load: clocks and temperatures of an idle GPU explain nothing
                     self._conditions = self.bench.conditions()
+                if tick.window_s < len(curve) - 1:
+                    del curve[1:]  # another load, of the same engine: it was measured again
                 _extend(curve, tick.window_s, tick.window_tokens)
             return not may_end or self._may_go_on(request, tick, curve[1:])
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from vopt.objectives.metrics import Metrics, compute_metrics
 from vopt.objectives.records import LoadResult, LoadStatus
 from vopt.optimizer.engine.base import OnTick
+from vopt.optimizer.errors import UsageError
 from vopt.optimizer.load.concurrency import MeasureNext, auto_concurrency, rate_for_latency
 from vopt.optimizer.load.plan import Arrivals, LoadPlan
 from vopt.optimizer.load.shares import client_processes
@@ -21,6 +22,10 @@ prefix cache. Prompts have eight digits for it, which is room for a hundred load
 MOST_LOADS = 100
 PROBE_WINDOW_SHARE = 1 / 3
 """A probe only ranks concurrency levels 5 % apart, so it needs a third of a measurement's window."""
+
+ROOM_FOR_FEWER = 1.2
+LONGEST_FOUND_WINDOW_S = 900.0
+"""Half of a load's deadline: a window may double once."""
 
 LoadOnce = Callable[[LoadPlan], LoadResult]
 """One load, with prompts that no load before it on the same engine had."""
@@ -59,6 +64,7 @@ def first_load(asked: Asked, load_once: LoadOnce, say: Callable[[str], None]) ->
 
     Raises:
         EngineFailure: the engine failed, or a probe finished no request.
+        UsageError: no window of a sensible length has the successes that the objective needs.
     """
     window_s = asked.window_s or SHORTEST_WINDOW_S
     probes: list[LoadResult] = []
@@ -105,9 +111,24 @@ def _fitted(asked: Asked, plan: LoadPlan, load: LoadResult) -> LoadPlan:
     mean_s, p90_s = metrics.get("mean_e2e_s"), metrics.get("p90_e2e_s")
     if asked.window_s is None and mean_s is not None and 2 * mean_s > plan.window_s:
         plan = replace(plan, window_s=2 * mean_s)
+    if asked.window_s is None and asked.least_successes:
+        plan = replace(plan, window_s=max(plan.window_s, _window_for(asked.least_successes, load, metrics)))
     if asked.open_loop and p90_s is not None and p90_s > plan.warmup_s:
         plan = replace(plan, warmup_s=p90_s)
     return plan
+
+
+def _window_for(successes: int, load: LoadResult, metrics: Metrics) -> float:
+    """The window in which as many requests succeed, with room for configurations that have fewer."""
+    length_s = load.window.length_s if load.window is not None else 0.0
+    window_s = ROOM_FOR_FEWER * successes * length_s / max(1, metrics.succeeded)
+    if window_s > LONGEST_FOUND_WINDOW_S or not length_s:
+        raise UsageError(
+            f"{metrics.succeeded} requests succeeded in {length_s:.0f} s: a p99 rests on {successes:,}, which would take "
+            f"windows of {window_s / 60:.0f} minutes",
+            hint="a p95 as --metric, a shorter workload, or --window with a length to insist on a p99 of fewer",
+        )
+    return window_s
 
 
 def _find_concurrency(

@@ -80,10 +80,12 @@ def visible(gpus: Iterable[Gpu], environ: dict[str, str] | None = None) -> tuple
 
 
 def cuda_environment(uuids: Iterable[str]) -> dict[str, str]:
-    """What makes exactly these GPUs visible. Indices in PCI order, not UUIDs: vLLM calls ``int`` on them up to 0.26."""
-    chosen = select(uuids)
+    """What makes exactly these GPUs visible. Indices in PCI order, not UUIDs: vLLM calls ``int`` on them up to 0.26. Of GPUs
+    that are gone nothing is visible, rather than those of others."""
+    wanted, seen = set(uuids), inventory()
+    chosen = [gpu for gpu in seen if gpu.uuid in wanted]
     if not chosen:
-        return {}
+        return {"CUDA_VISIBLE_DEVICES": "-1"} if wanted and seen else {}
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(str(gpu.index) for gpu in chosen)}
 
 
@@ -210,15 +212,16 @@ def _text(value: Any) -> str:
 
 def _read(nvml: Any, index: int, driver: str) -> Gpu | None:
     handle = _ask(nvml, "nvmlDeviceGetHandleByIndex", index)
-    memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle) if handle is not None else None
-    if memory is None:
-        return None  # lost from the bus
+    memory = _memory(nvml, handle) if handle is not None else None
+    uuid, name = _ask(nvml, "nvmlDeviceGetUUID", handle), _ask(nvml, "nvmlDeviceGetName", handle)
+    if memory is None or uuid is None:
+        return None  # lost from the bus, if only since the question before
     capability = _ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
     power_mw = _ask(nvml, "nvmlDeviceGetPowerUsage", handle)
     return Gpu(
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        uuid=_text(uuid),
         index=index,
-        name=_text(nvml.nvmlDeviceGetName(handle)),
+        name=_text(name or "unknown"),
         total_bytes=int(memory.total),
         used_bytes=int(memory.used),
         holders=tuple(_holder(entry) for entry in _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()),
@@ -231,6 +234,14 @@ def _read(nvml: Any, index: int, driver: str) -> Gpu | None:
         ),
         driver=driver,
     )
+
+
+def _memory(nvml: Any, handle: Any) -> Any:
+    """Total and used bytes. The first version of NVML's answer counts what the driver reserves for itself as used, some
+    hundred MB: by that an idle GPU of 24 GB would not be free."""
+    second = getattr(nvml, "nvmlMemory_v2", None)
+    found = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle, second) if second is not None else None
+    return found if found is not None else _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
 
 
 def _holder(entry: Any) -> Holder:

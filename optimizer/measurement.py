@@ -17,7 +17,8 @@ CLIENT_LIMITED = "client_limited"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the user fixed of the load; ``None`` is found on the baseline's engine."""
+    """What the user fixed of the load; ``None`` is found on the baseline's engine. ``least_successes``: a window that is found
+    is long enough for as many."""
 
     arrivals: Arrivals
     concurrency: int | None = None
@@ -27,6 +28,7 @@ class Asked:
     min_success: float = 0.99
     seed: int = 0
     deadline_s: float = 1800.0
+    least_successes: int = 0
 
     @property
     def open_loop(self) -> bool:

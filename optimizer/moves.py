@@ -6,18 +6,22 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
+from vopt.optimizer.memory_edge import MemoryEdge
 from vopt.optimizer.surrogate import FEASIBILITY, VALUE, Floats, Ints, Surrogate, correlation, families, fit, leaning
 from vopt.search_spaces.learned import HUNGRY
 from vopt.search_spaces.space import Parameter, Point, SearchSpace
+
+Bools = NDArray[np.bool_]
 
 _HOPE, _COST = 1.3, 0.4  # prior mean of feasibility, coded +1 / -1: of the defaults, and what each changed argument takes off
 RADIUS = 3  # arguments that a proposal changes at once
 _STARTS = 3  # of the best known points, from which proposals depart
 _BEAM = 12
 _RANDOM = 2000
-_LIKELY, _LAST = 0.65, 1e6  # chance to run that a careful proposal has, and how far others are put behind it
+_LIKELY, _LAST = 0.95, 1e6  # chance to run that a careful proposal has, and how far others are put behind it
 _WHOLE = 20_000  # spaces up to this size are looked at whole
 
 
@@ -32,12 +36,14 @@ loss grows with the square of the distance from them."""
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One measured point: ``merit`` is the log value, larger is better (``None``: not known), ``feasibility`` in [-1, 1]
-    is above 0 where it ran within every limit. ``doubt`` multiplies the variance of its noise."""
+    is above 0 where it ran within every limit. ``doubt`` multiplies the variance of its noise. ``starved`` says whether memory
+    ran out (``None``: it failed in a way that does not tell)."""
 
     point: Point
     merit: float | None
     feasibility: float
     doubt: float = 1.0
+    starved: bool | None = None
 
 
 class Model:
@@ -61,11 +67,17 @@ class Model:
             centre = float(np.median(merits[valued & self.feasible])) if (valued & self.feasible).any() else None
             self.value = fit(tables, self.points[valued], merits[valued], VALUE, mean=centre, weights=noise[valued])
         codes = np.array([seen.feasibility for seen in observations])
+        told = np.array([seen.starved is not None for seen in observations])
+        starved = np.array([bool(seen.starved) for seen in observations])
+        self.edge = MemoryEdge(space, self.points[told], list(~starved[told])) if starved.any() else None
+        # What memory ended says nothing of other causes, and these would take an upper end of a domain for a bad value.
+        rest = ~starved if not starved.all() else starved
         leans = [
             table + leaning(self._shifts(np.arange(len(table)), j), LEANING) if self.hungry[j] else table
             for j, table in enumerate(tables)
         ]
-        self.runs = fit(leans, self.points, codes - self.hope(self.points), FEASIBILITY, mean=0.0)
+        self.runs = fit(leans, self.points[rest], codes[rest] - self.hope(self.points[rest]), FEASIBILITY, mean=0.0)
+        self.worked = self.points[np.array([seen.starved is False for seen in observations])]
 
     def _shifts(self, places: Ints, j: int) -> Floats:
         """How far positions of argument *j* lie from its default, in units of its whole range."""
@@ -103,7 +115,16 @@ class Model:
     def chance(self, points: Ints) -> Floats:
         """Chance that each point runs within the limits, shape (n,)."""
         mean, deviation = self.runs.predict(points)
-        return np.asarray(ndtr((mean + self.hope(points)) / np.sqrt(deviation**2 + self.runs.noise + 0.05)))
+        chance = np.asarray(ndtr((mean + self.hope(points)) / np.sqrt(deviation**2 + self.runs.noise + 0.05)))
+        return chance if self.edge is None else np.asarray(chance * self.edge.chance(points))
+
+    def proven(self, points: Ints) -> Bools:
+        """Whether each choice among alternatives (backends, drafts, …) is one that an engine ran with, shape (n,)."""
+        proven = np.ones(len(points), dtype=bool)
+        for j, parameter in enumerate(self.space.parameters):
+            if not parameter.ordered:
+                proven &= np.isin(points[:, j], np.append(self.worked[:, j], self.home[j]))
+        return proven
 
     def level(self) -> float | None:
         """The best expected merit among feasible measured points."""
@@ -176,7 +197,8 @@ def propose(
 
     Proposals stay within ``RADIUS`` changed arguments of a configuration that ran: a start that changes everything at once
     mostly crashes, and says little about which change did it. When nothing near is left, the whole space is looked at.
-    ``careful`` puts points last that are not likely to run: near the end a crash teaches nothing that is still used.
+    ``careful`` puts points last that are not likely to run, or hold a choice that no engine ran with yet: near the end a
+    crash teaches nothing that is still used.
     """
     if not space.parameters:
         return None  # the defaults are all there is
@@ -216,7 +238,7 @@ def _first_allowed(
 ) -> dict[str, object] | None:
     worth = model.worth(candidates)
     if careful:
-        worth = np.where(model.chance(candidates) < _LIKELY, worth - _LAST, worth)
+        worth = np.where((model.chance(candidates) < _LIKELY) | ~model.proven(candidates), worth - _LAST, worth)
     for i in np.argsort(-worth, kind="stable"):
         point = point_at(space, candidates[i])
         if allowed(point):

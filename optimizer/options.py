@@ -85,7 +85,10 @@ Set = Annotated[
         metavar="NAME=VALUE",
     ),
 ]
-Python = Annotated[Path | None, _option("The interpreter that has vLLM. Default: this one.", SUBJECT, "--python")]
+Python = Annotated[
+    Path | None,
+    _option("The interpreter that has vLLM. Default: this one. A simulation takes its arguments from it.", SUBJECT, "--python"),
+]
 Words = Annotated[
     list[str] | None,
     typer.Argument(

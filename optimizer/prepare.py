@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vopt.objectives.goals import Goal, GoalError, Limit, built_in_goal, joint_goal, parse_limit
-from vopt.objectives.metrics import Direction
+from vopt.objectives.goals import Goal, GoalError, Limit, built_in_goal, joint_goal, parse_limit, too_few_for_p99
+from vopt.objectives.metrics import FEW_FOR_P99, Direction
 from vopt.optimizer import gpus
 from vopt.optimizer.environment import host_facts
 from vopt.optimizer.errors import UsageError
@@ -133,6 +133,12 @@ def find_asked(options: SearchOptions, goal: Goal) -> Asked:
             hint="--goal latency --rate …, or leave --rate out",
         )
     open_loop = all(_open_loop(*kind) for kind in _kinds(goal))
+    insists = options.window is not None  # a window that was typed is taken as it is
+    if options.requests is not None and not insists and too_few_for_p99(goal.metric, options.requests):
+        raise UsageError(
+            f"--requests {options.requests}: a p99 of fewer than {FEW_FOR_P99:,} requests is mostly chance and no objective",
+            hint=f"--metric {goal.metric.replace('p99', 'p95')}, or --window with a length to insist",
+        )
     return Asked(
         arrivals=Arrivals.POISSON if open_loop else Arrivals.CLOSED,
         concurrency=concurrency_of(options.concurrency),
@@ -141,6 +147,7 @@ def find_asked(options: SearchOptions, goal: Goal) -> Asked:
         max_requests=options.requests,
         min_success=next((limit.value for limit in goal.limits if limit.metric == "success_rate"), 0.99),
         seed=options.seed,
+        least_successes=FEW_FOR_P99 if too_few_for_p99(goal.metric, 0) and not insists else 0,
     )
 
 

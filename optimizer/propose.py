@@ -19,6 +19,7 @@ from vopt.optimizer.progress import SCREENED, Arms, Progress, candidates, object
 from vopt.optimizer.setup import SHORT_SEARCH, SearchSetup
 from vopt.optimizer.trial import EngineConfig, Phase
 from vopt.optimizer.verdict import provisional_winner, settled
+from vopt.search_spaces.learned import OUT_OF_MEMORY
 from vopt.search_spaces.space import Point
 
 MOST_LOST = 0.2  # share of failed requests beyond which a rate says nothing of the arguments
@@ -171,7 +172,7 @@ def observations(progress: Progress) -> list[Observation]:
         if weights and doubt is not None:
             parts = objective_merits(progress.setup.goal, judged)
             merit = None if parts is None else sum(w * part for w, part in zip(weights, parts, strict=True))
-        seen.append(Observation(point, merit, code, doubt or 1.0))
+        seen.append(Observation(point, merit, code, doubt or 1.0, _starved(judged)))
     return seen
 
 
@@ -182,6 +183,14 @@ _WEIGHTS = ((0.5, 0.5), (0.8, 0.2), (0.2, 0.8))
 
 def _weights(progress: Progress) -> tuple[float, ...]:
     return _WEIGHTS[len(progress.searched) % len(_WEIGHTS)] if progress.setup.goal.objectives else ()
+
+
+def _starved(judged: Judged) -> bool | None:
+    """Whether the start ran out of memory; ``None`` where it failed before, or otherwise."""
+    failure = judged.record.failure
+    if failure is None:
+        return False
+    return True if str(failure.kind) in OUT_OF_MEMORY else None
 
 
 def _doubt(judged: Judged) -> float | None:

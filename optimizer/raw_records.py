@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
 from pathlib import Path
 
-from vopt.objectives.records import LoadResult, RequestRecord
+from vopt.objectives.records import LoadResult
 
 RECORDS = "records.jsonl.gz"
 SECOND_RECORDS = "second-records.jsonl.gz"
@@ -30,22 +29,22 @@ def write_records(path: Path, load: LoadResult, most_chunks: int | None = None) 
     ``most_chunks`` joins neighbouring chunks, first one apart, until no record has more.
     """
     aside = path.with_suffix(".part")
+    encode = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make an encoder for every record
     with gzip.open(aside, "wt", encoding="utf-8", compresslevel=1) as lines:
         for record in load.records:
-            kept = record if most_chunks is None else _joined(record, most_chunks)
-            lines.write(json.dumps(kept.to_json(), separators=(",", ":")) + "\n")
+            row = record.to_json()
+            if most_chunks is not None:
+                row |= _joined(record.chunk_times_s, record.chunk_tokens, most_chunks)
+            lines.write(encode(row) + "\n")
     aside.replace(path)
 
 
-def _joined(record: RequestRecord, most: int) -> RequestRecord:
-    times, tokens = record.chunk_times_s, record.chunk_tokens
+def _joined(times: tuple[float, ...], tokens: tuple[int, ...], most: int) -> dict[str, tuple[float, ...] | tuple[int, ...]]:
+    """The chunks of a record's row, at most ``most`` of them: the first as it is, then as many as needed in one."""
     if len(times) <= most:
-        return record
+        return {}
     width = -(-(len(times) - 1) // (most - 1))
-    ends = [*range(width, len(times) - 1, width), len(times) - 1]
-    starts = [1, *(end + 1 for end in ends[:-1])]
-    return replace(
-        record,
-        chunk_times_s=(times[0], *(times[end] for end in ends)),
-        chunk_tokens=(tokens[0], *(sum(tokens[start : end + 1]) for start, end in zip(starts, ends, strict=True))),
-    )
+    return {
+        "chunk_times_s": (times[0], *times[width:-1:width], times[-1]),
+        "chunk_tokens": (tokens[0], *[sum(tokens[start : start + width]) for start in range(1, len(times), width)]),
+    }

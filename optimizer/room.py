@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Mapping
@@ -57,6 +58,26 @@ def available_memory_bytes() -> int | None:
             return next((int(line.split()[1]) * 1024 for line in table if line.startswith("MemAvailable:")), None)
     except OSError:
         return None
+
+
+def oom_kills(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """How many processes the kernel has killed for lack of memory: in this process's control group (v2 counts its
+    subgroups, v1 does not) and on the host. Only its growth between two calls means anything."""
+    counters = [proc / "vmstat"]
+    with contextlib.suppress(OSError):
+        for line in (proc / "self" / "cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                counters.append(groups / path.lstrip("/") / "memory.events")
+            elif "memory" in controllers.split(","):
+                counters.append(groups / "memory" / path.lstrip("/") / "memory.oom_control")
+    found = 0
+    for counter in counters:
+        with contextlib.suppress(OSError):
+            found += sum(
+                int(words[1]) for words in map(str.split, counter.read_text().splitlines()) if words[:1] == ["oom_kill"]
+            )
+    return found
 
 
 def load_average() -> float:

@@ -57,6 +57,8 @@ def _simulated(subject: Subject) -> OpenSession:
     caches = SimulatedCaches()
 
     def open_session(spec: TrialSpec, served: bool) -> Session:
-        return SimulatedSession(spec, shape, hardware, version=subject.schema.version, caches=caches)
+        return SimulatedSession(
+            spec, shape, hardware, version=subject.schema.version, caches=caches, gpus=subject.machine.count
+        )
 
     return open_session

@@ -105,9 +105,7 @@ def memory_checks(subject: Subject, before: Calibration) -> Callable[[Sequence[T
     def checks(records: Sequence[TrialRecord]) -> tuple[Check, ...]:
         if of.shape is None:
             return ()
-        # vLLM's CPU build sizes its cache by another rule than a GPU's leftover.
-        seen = calibrated(before, of, records, subject.fixed) if subject.machine.gpu is not None else before
-        return (memory_check(of, seen),)
+        return (memory_check(of, calibrated(before, of, records, subject.fixed)),)
 
     return checks
 
@@ -265,7 +263,7 @@ def check_command(options: CheckedSpaceOptions) -> SpaceAnswer:
     """``vopt space --check``: a launch command taken apart, flag by flag."""
     python = str(options.python) if options.python else sys.executable
     machine = find_machine(options.simulate, options.gpus, python)
-    schema = find_arguments(python, machine, options.vllm_version)
+    schema = find_arguments(python, machine, options.vllm_version, installed=options.python is not None)
     text = _command_text(options.check or "")
     subject = _checked_subject(text, schema, machine)
     if machine.simulated:

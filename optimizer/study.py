@@ -183,6 +183,8 @@ class Study:
         if pending.number is None:
             key = f"start:{pending.request.label}"
             value = {**self._study.user_attrs.get(key, {}), "state": "abandoned", "why": why}
+            earlier = [start for start in self._study.user_attrs.get("deaths", ()) if start != value]
+            self._patiently(lambda: self._study.set_user_attr("deaths", [*earlier, value]))  # the label will be used again
             self._patiently(lambda: self._study.set_user_attr(key, value))
             return
         number = pending.number
@@ -191,10 +193,13 @@ class Study:
         self._patiently(lambda: self._tell(number, None, TrialState.FAIL))
 
     def deaths(self) -> list[EngineConfig]:
-        """The configurations of abandoned starts that the search died with, one entry for each death."""
-        trials = [trial.user_attrs["request"] for trial in self._trials() if trial.user_attrs.get("abandoned") == "died"]
-        sides = [start["request"] for start in _side_starts(self._study) if start.get("why") == "died"]
-        return [request_of(data).config for data in (*trials, *sides)]
+        """The configurations of abandoned starts that the search died with, one entry for each death since the configuration
+        last came to a good end: one that was measured in between has killed nobody, a second accident has."""
+        trials = [trial.user_attrs for trial in self._trials() if trial.user_attrs.get("abandoned") == "died"]
+        sides = [start for start in self._study.user_attrs.get("deaths", ()) if start["why"] == "died"]
+        good = {record.config: order for order, record in _finished(self._study) if record.failure is None}
+        died = [(int(start.get("order", 0)), request_of(start["request"]).config) for start in (*trials, *sides)]
+        return [config for order, config in died if order > good.get(config, -1)]
 
     def suggest(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +13,12 @@ from vopt.optimizer import gpus
 from vopt.optimizer.caches import cache_root
 from vopt.optimizer.command import LaunchCommand, argument_words, bound_argv, refuse_secret, to_argv
 from vopt.optimizer.command_reader import parse_command
+from vopt.optimizer.command_shell import CONTAINERS
 from vopt.optimizer.engine.arguments import VllmJudge, read_arguments
 from vopt.optimizer.engine.hardware import Hardware, hardware
 from vopt.optimizer.environment import ModelFiles, find_model, vllm_version
 from vopt.optimizer.errors import EnvironmentLacks, SearchSpaceError, UsageError
+from vopt.optimizer.locks import held_gpu_locks
 from vopt.optimizer.options import BenchOptions, SpaceOptions
 from vopt.optimizer.report.deploy import argv_from_yaml
 from vopt.optimizer.trial import EngineConfig
@@ -27,6 +30,8 @@ from vopt.search_spaces.parse import SpaceFileError, canonical
 from vopt.search_spaces.shape import ModelShape
 
 NEWEST = "0.33.0"
+
+CONTAINER_RUN = re.compile(rf"\b({'|'.join(CONTAINERS)})\b.*\brun\b.*vllm", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ def find_subject(options: SpaceOptions | BenchOptions, say: Callable[[str], None
     machine = find_machine(options.simulate, options.gpus, python)
     if not machine.simulated:
         say(f"asking the vLLM of {python} for its arguments and for its view of the model")
-    schema = find_arguments(python, machine, options.vllm_version)
+    schema = find_arguments(python, machine, options.vllm_version, installed=options.python is not None)
     command = _command(options, schema)
     name = _model_name(options.model, command)
     fixed, front_end = _set_arguments(options.set, schema)
@@ -179,26 +184,43 @@ def simulated_count(wanted: str | None) -> int:
 
 def _chosen(seen: Sequence[gpus.Gpu], wanted: str | None) -> list[gpus.Gpu]:
     if wanted is None:
-        free = [gpu for gpu in seen if gpu.free]
+        searched = {uuid: f"in use by {owner.words()}" for uuid, owner in held_gpu_locks()}  # idle between two of its trials
+        free = [gpu for gpu in seen if gpu.free and gpu.uuid not in searched]
         if not free:
-            held = "; ".join(f"GPU {gpu.index}: {gpu.used_bytes / 2**30:.1f} GiB used" for gpu in seen)
+            used = {gpu.uuid: searched.get(gpu.uuid, f"{gpu.used_bytes / 2**30:.1f} GiB used") for gpu in seen}
+            held = "; ".join(f"GPU {gpu.index}: {used[gpu.uuid]}" for gpu in seen)
             raise EnvironmentLacks(f"no GPU is free ({held})", hint="vopt doctor   # says who holds them")
         return free[:1]
     by_name = {str(gpu.index): gpu for gpu in seen} | {gpu.uuid: gpu for gpu in seen}
     names = [word.strip() for word in wanted.split(",") if word.strip()]
     if unknown := [name for name in names if name not in by_name] or ([] if names else [wanted]):
         raise UsageError(f"--gpus {wanted}: there is no GPU {unknown[0]!r}; there are {', '.join(str(g.index) for g in seen)}")
-    return [by_name[name] for name in names]
+    chosen = [by_name[name] for name in names]
+    for gpu in chosen:  # memory alone may be a screen's; somebody's work would be slowed down, or killed for its memory
+        if gpu.holders:
+            holders = ", ".join(f"{holder.name or 'process'} {holder.pid}" for holder in gpu.holders)
+            raise EnvironmentLacks(
+                f"--gpus {wanted}: {holders} computes on GPU {gpu.index}", hint="wait for it, or choose another; vopt doctor"
+            )
+    return chosen
 
 
-def find_arguments(python: str, machine: Machine, version: str | None) -> Arguments:
-    """The arguments of the installed vLLM; for a simulation, those of a stored release."""
-    if not machine.simulated:
-        return read_arguments(python, cache=cache_root() / "arguments")
-    try:
-        return stored_arguments(version or NEWEST)
-    except ValueError as error:
-        raise UsageError(f"--vllm-version {version}: {error}", hint=f"--vllm-version {stored_versions()[-1]}") from None
+def find_arguments(python: str, machine: Machine, version: str | None, *, installed: bool = False) -> Arguments:
+    """The arguments of the installed vLLM; for a simulation those of a stored release, or with ``installed`` those of the vLLM
+    that ``python`` has."""
+    if machine.simulated and not installed:
+        try:
+            return stored_arguments(version or NEWEST)
+        except ValueError as error:
+            raise UsageError(f"--vllm-version {version}: {error}", hint=f"--vllm-version {stored_versions()[-1]}") from None
+    if version is not None:
+        why = (
+            "--python names a vLLM that is asked itself"
+            if installed
+            else "without --simulate the installed vLLM is asked itself"
+        )
+        raise UsageError(f"--vllm-version {version}: {why}", hint="leave --vllm-version out")
+    return read_arguments(python, cache=cache_root() / "arguments")
 
 
 def _command(options: SpaceOptions | BenchOptions, schema: Arguments) -> LaunchCommand:
@@ -219,7 +241,7 @@ def _command(options: SpaceOptions | BenchOptions, schema: Arguments) -> LaunchC
 def _is_command(words: Sequence[str], options: SpaceOptions | BenchOptions) -> bool:
     if isinstance(options, BenchOptions) and words[0].startswith("-"):
         return True
-    return any(Path(word).name in ("vllm", "python", "python3") for word in words[:3]) or "=" in words[0]
+    return any(Path(word).name in ("vllm", "python", "python3", *CONTAINERS) for word in words[:3]) or "=" in words[0]
 
 
 def _command_of_file(path: Path, schema: Arguments) -> LaunchCommand:
@@ -227,7 +249,7 @@ def _command_of_file(path: Path, schema: Arguments) -> LaunchCommand:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--from {path}: {error}") from None
-    if ("vllm" in text and "serve" in text) or "api_server" in text:
+    if ("vllm" in text and "serve" in text) or "api_server" in text or CONTAINER_RUN.search(text):
         return parse_command(_serve_line(text, path), schema)
     return parse_command(argv_from_yaml(text), schema)
 
@@ -235,7 +257,11 @@ def _command_of_file(path: Path, schema: Arguments) -> LaunchCommand:
 def _serve_line(text: str, path: Path) -> str:
     """The one command of a script: continuation lines joined, comments and ``exec`` left out."""
     lines = [line.strip() for line in text.replace("\\\n", " ").splitlines()]
-    found = [line for line in lines if not line.startswith("#") and ("vllm serve" in line or "api_server" in line)]
+    found = [
+        line
+        for line in lines
+        if not line.startswith("#") and ("vllm serve" in line or "api_server" in line or CONTAINER_RUN.search(line))
+    ]
     if len(found) != 1:
         raise UsageError(f"--from {path}: holds {len(found)} 'vllm serve' commands; give a file with one")
     return found[0].removeprefix("exec ")

@@ -135,7 +135,7 @@ class Started:
 
     ``resolved`` holds vLLM's own values after its defaults were applied (scheduler, cache, compilation, parallel), flat,
     by ``EngineArgs`` field name where one exists. ``start_parts_s`` are seconds by part (import, config, weights, compile,
-    profile, capture, ...), as far as the engine tells.
+    profile, capture, ...), as far as the engine tells; ``import_ahead`` and ``weights_ahead`` went on beside other work.
     """
 
     vllm_version: str

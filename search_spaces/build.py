@@ -7,13 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from vopt.search_spaces.choices import Choices, merge_declarations
+from vopt.search_spaces.circumstances import Circumstances
 from vopt.search_spaces.evidence import WorkloadFacts
-from vopt.search_spaces.judge import Judge, Subject, memory_check, model_facts
+from vopt.search_spaces.judge import Judge
 from vopt.search_spaces.learned import Learned
 from vopt.search_spaces.memory import Calibration
 from vopt.search_spaces.parameter import Inactive, Parameter, Seed, same
 from vopt.search_spaces.parse import PriorSeed, SpaceFile, mode_file, mode_for
 from vopt.search_spaces.space import SearchSpace
+from vopt.search_spaces.subject import Subject, memory_check, model_facts
 
 __all__ = ["Subject", "build_space", "memory_check", "model_facts"]
 
@@ -39,14 +41,15 @@ def build_space(
     """
     choices, workload = choices or Choices(), workload or WorkloadFacts()
     mode = mode_for(goal) if mode == "auto" else mode
-    builder = Judge(subject, goal, mode, workload, choices, dict(baseline or {}), calibration)
+    of = Circumstances(subject, goal, workload, choices, dict(baseline or {}), calibration)
+    judge = Judge(of)
     active: list[Parameter] = []
     inactive: list[Inactive] = []
     dormant: list[Parameter] = []
     prior = mode_file(mode)
     narrowings = (*prior.keeps, *(user.keeps if user else ()))
     for declaration in merge_declarations(subject.arguments, choices, user):
-        made, judged = builder.judge(declaration, narrowings)
+        made, judged = judge.judge(declaration, narrowings)
         if judged is None and made is not None:
             active.append(made)
             continue
@@ -58,9 +61,9 @@ def build_space(
         parameters=tuple(active),
         inactive=tuple(inactive),
         mode=mode,
-        facts=builder.facts(user),
+        facts=of.facts(user),
         dormant=tuple(dormant),
-        checks=builder.checks(),
+        checks=(memory_check(subject, calibration),) if subject.shape is not None else (),
     )
     seeds = (*(user.seeds if user else ()), *prior.seeds)
     space = replace(space, seeds=_seeds(space, seeds, rank))

@@ -20,7 +20,10 @@ HUNGRY = (
 )
 """Arguments of which more takes more memory: a configuration with at least as much of each fails as well."""
 
-MEMORY_KINDS = frozenset({"oom_start", "oom_load", "kv_too_small", "mamba_blocks", "graph_capture"})
+OUT_OF_MEMORY = frozenset({"oom_start", "oom_load", "graph_capture"})
+"""Kinds of failures that a smaller ``gpu_memory_utilization`` may mend."""
+
+MEMORY_KINDS = OUT_OF_MEMORY | {"kv_too_small", "mamba_blocks"}
 AT_ONCE_KINDS = frozenset({"unsupported", "invalid_config"})
 TWICE = 2
 

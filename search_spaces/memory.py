@@ -21,6 +21,10 @@ __all__ = ["GIB", "Calibration", "Gpu", "MemoryPlan", "Possible", "Verdict", "ca
 MARGIN = 0.05
 """What a hard reject must clear: it never rests on a difference smaller than this."""
 
+START_MARGIN = 0.01
+"""By how much of the memory it may use a start's cache differs from that of another (two of Qwen3-8B on an H200: 0.3 %; on a
+CPU the process itself varies by tens of MB)."""
+
 WEIGHT_MARGIN = 0.01
 """How far the weights' size may be off: vectors are not counted, and checkpoints keep small modules unquantized."""
 
@@ -213,7 +217,8 @@ def can_start(
     """Whether a configuration's engine can start.
 
     ``CANNOT`` rests on the most that the cache could get and clears a margin of 5 % (on a calibrated study: on the learnt
-    size, with the same margin); ``CAN`` needs the estimate to fit by the same margin; between them lies ``UNKNOWN``.
+    size, with the same margin and what starts differ by); ``CAN`` needs the estimate to fit by the same margin; between
+    them lies ``UNKNOWN``.
     """
     plan = memory_plan(shape, gpu, arguments, version, calibration)
     resolved, layout = plan.resolved, plan.layout
@@ -231,7 +236,7 @@ def can_start(
     if resolved.num_gpu_blocks is not None:
         at_most = float(resolved.num_gpu_blocks)
     elif plan.calibrated:
-        at_most = plan.blocks * (1 + MARGIN)
+        at_most = plan.blocks * (1 + MARGIN) + START_MARGIN * plan.limit_bytes / layout.block_bytes
     else:
         at_most = plan.blocks_at_most * (1 + MARGIN)
     needed = layout.blocks_for(resolved.max_model_len)

@@ -25,6 +25,7 @@ class Retired:
     merge: str | None = None
     key: str | None = None
     takes_value: bool = True
+    takes_several: bool = False
     gone: str | None = None
 
 
@@ -39,5 +40,14 @@ def retired() -> Mapping[str, Retired]:
 @cache
 def valueless_flags() -> frozenset[str]:
     """Retired flags that stood alone, as they were written."""
-    flags = (entry for entry in retired().values() if not entry.takes_value)
-    return frozenset("--" + entry.name.replace("_", "-") for entry in flags)
+    return frozenset(_flag(entry.name) for entry in retired().values() if not entry.takes_value)
+
+
+@cache
+def flags_of_several() -> frozenset[str]:
+    """Retired flags that took a list of values, as they were written."""
+    return frozenset(_flag(entry.name) for entry in retired().values() if entry.takes_several)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

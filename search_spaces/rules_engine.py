@@ -54,7 +54,30 @@ def utilization_out_of_range(s: Settings) -> Violation | None:
     share = s.given("gpu_memory_utilization")
     if share is None or 0 < share <= 1:
         return None
-    return Violation("utilization_out_of_range", f"gpu_memory_utilization {share} is not in (0, 1]")
+    usual = s.facts.get("resolved", {}).get("gpu_memory_utilization")
+    repair = {"gpu_memory_utilization": usual} if isinstance(usual, float) and 0 < usual <= 1 else None
+    return Violation("utilization_out_of_range", f"gpu_memory_utilization {share} is not in (0, 1]", repair)
+
+
+AT_LEAST_ONE = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "block_size",
+    "stream_interval",
+)
+"""Sizes that the fields of ``vllm/config`` keep above zero (``Field(ge=1)`` or ``gt=0``)."""
+
+
+@rule
+def size_below_one(s: Settings) -> Violation | None:
+    for name in AT_LEAST_ONE:
+        size = s.given(name)
+        if isinstance(size, int) and not isinstance(size, bool) and size < 1:
+            return Violation("size_below_one", f"{name} {size} is below 1", {name: None})
+    return None
 
 
 @rule

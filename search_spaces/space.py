@@ -17,8 +17,9 @@ from vopt.search_spaces.arguments import release_of
 from vopt.search_spaces.compile_key import compile_key
 from vopt.search_spaces.learned import Learned
 from vopt.search_spaces.parameter import Bound, Inactive, Parameter, Point, Seed, Violation, same
+from vopt.search_spaces.points import config_of, environment_of, point_of
 from vopt.search_spaces.rules import forbidden_violations, rule_violations
-from vopt.search_spaces.speculation import collapse, expand
+from vopt.search_spaces.speculation import collapse
 
 __all__ = ["Bound", "Check", "Inactive", "Parameter", "Point", "SearchSpace", "Seed", "Violation"]
 
@@ -90,29 +91,11 @@ class SearchSpace:
 
     def config(self, point: Point) -> dict[str, Any]:
         """The engine config of a point: overrides only, ``speculation`` expanded, dotted names nested, no environment."""
-        config: dict[str, Any] = {}
-        for parameter in self.parameters:
-            value = point[parameter.name]
-            if same(value, parameter.default) or parameter.name.startswith("env:"):
-                continue
-            if parameter.name == "speculation":
-                expanded = expand(value, self.facts.get("acceptance_length"))
-                if expanded is not None:
-                    config["speculative_config"] = expanded
-            elif "." in parameter.name:
-                _nest(config, parameter.name, value)
-            else:
-                config[parameter.name] = value
-        return config
+        return config_of(self.parameters, point, self.facts.get("acceptance_length"))
 
     def environment(self, point: Point) -> dict[str, str]:
         """Environment variables of a point, as the strings that an environment holds."""
-        found = {}
-        for parameter in self.parameters:
-            value = point[parameter.name]
-            if parameter.name.startswith("env:") and not same(value, parameter.default):
-                found[parameter.name.removeprefix("env:")] = str(int(value) if isinstance(value, bool) else value)
-        return found
+        return environment_of(self.parameters, point)
 
     def full_config(self, point: Point) -> dict[str, Any]:
         """``config`` with the environment beside it as ``env:NAME`` entries: what identifies a trial."""
@@ -120,31 +103,7 @@ class SearchSpace:
 
     def point_of(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The point whose ``full_config`` is ``config``; ``ValueError`` names the entry that lies outside the space."""
-        rest = dict(config)
-        point = self.default_point()
-        for parameter in self.parameters:
-            name = parameter.name
-            if name == "speculation":
-                if "speculative_config" in rest:
-                    point[name] = parameter.values[parameter.index(collapse(rest.pop("speculative_config")))]
-            elif name.startswith("env:"):
-                if name in rest:
-                    text = str(rest.pop(name))
-                    matching = [v for v in parameter.values if str(int(v) if isinstance(v, bool) else v) == text]
-                    if not matching:
-                        raise ValueError(f"{name} = {text!r} is not one of {list(parameter.values)!r}")
-                    point[name] = matching[0]
-            elif "." in name:
-                found, value = _pick(rest, name)
-                if found:
-                    point[name] = parameter.values[parameter.index(value)]
-            elif name in rest:
-                value = rest.pop(name)
-                point[name] = parameter.default if value is None else parameter.values[parameter.index(value)]
-        if rest:
-            name, value = next(iter(rest.items()))
-            raise ValueError(f"{name} = {value!r} is no dimension of this space")
-        return point
+        return point_of(self.parameters, config)
 
     def carried(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The entries of a user's configuration that no dimension covers: they belong in every trial."""
@@ -326,28 +285,3 @@ def _parameter(row: Mapping[str, Any]) -> Parameter:
 
 def _key(point: Mapping[str, Any]) -> str:
     return json.dumps(point, sort_keys=True)
-
-
-def _nest(config: dict[str, Any], name: str, value: Any) -> None:
-    *path, last = name.split(".")
-    for part in path:
-        config = config.setdefault(part, {})
-    config[last] = value
-
-
-def _pick(config: dict[str, Any], name: str) -> tuple[bool, Any]:
-    """Takes a nested value out of ``config`` and the tables that it leaves empty."""
-    head, _, tail = name.partition(".")
-    nested = config.get(head)
-    if not tail:
-        return (True, config.pop(head)) if head in config else (False, None)
-    if not isinstance(nested, Mapping):
-        return False, None
-    inner = dict(nested)
-    found, value = _pick(inner, tail)
-    if found:
-        if inner:
-            config[head] = inner
-        else:
-            del config[head]
-    return found, value

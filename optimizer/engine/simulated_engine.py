@@ -4,67 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
-from collections.abc import Callable
-from collections.abc import Sequence as Lengths
-from dataclasses import dataclass
 
 from vopt.objectives.records import CounterSample, RequestFailure, RequestFailureKind, RequestRecord
-from vopt.optimizer.engine.roofline import acceptance_length
 from vopt.optimizer.engine.simulated_failures import FIRST_WAVE, CrashRegion
+from vopt.optimizer.engine.simulated_flight import Flight, record, since
 from vopt.optimizer.engine.simulated_scheduler import Scheduler
 from vopt.optimizer.engine.simulated_state import Run, Sequence
 from vopt.optimizer.load.plan import Request
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.trial import FailureKind
-from vopt.search_spaces.defaults import Speculation
-
-NORMALS = 4096
-"""Length of the table of normal deviates that requests and steps draw from by number."""
 
 OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB."
 DIED = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 ERRORED = "finish_reason error: Internal error during generation"
-
-
-def normals(seed: str) -> list[float]:
-    """A table of seeded standard normal deviates."""
-    generator = random.Random(seed)
-    return [generator.gauss(0.0, 1.0) for _ in range(NORMALS)]
-
-
-def speculative_steps(speculation: Speculation, table: Lengths[float]) -> Callable[[Sequence, int], int]:
-    """How many verification steps a sequence needs for a number of tokens: a sum of many steps, hence nearly normal.
-
-    A step keeps 1 + j tokens with the chance that j drafts in a row are accepted, each with the same probability; that
-    probability is solved for from the mean acceptance length.
-    """
-    mean = acceptance_length(speculation.method, speculation.tokens, speculation.acceptance_length)
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        chance = (low + high) / 2
-        total = sum(chance**drafts for drafts in range(speculation.tokens + 1))
-        low, high = (chance, high) if total < mean else (low, chance)
-    lasts = [low**drafts for drafts in range(speculation.tokens + 1)]  # chance of at least 1 + drafts tokens
-    second = sum((2 * drafts + 1) * chance for drafts, chance in enumerate(lasts))
-    variance = max(0.0, second - mean * mean)
-
-    def steps(sequence: Sequence, tokens: int) -> int:
-        drawn = tokens / mean + table[sequence.index % NORMALS] * math.sqrt(tokens * variance / mean**3)
-        fewest = -(-tokens // (1 + speculation.tokens))
-        return max(1, fewest, min(tokens, round(drawn)))
-
-    return steps
-
-
-@dataclass(slots=True, eq=False)
-class _Flight:
-    sequence: Sequence
-    future: asyncio.Future[RequestFailure | None]
-    origin_s: float
-    sent_s: float
-    idle_timeout_s: float
-    errors: bool
 
 
 class SimulatedEngine:
@@ -82,8 +34,8 @@ class SimulatedEngine:
         self._max_model_len = max_model_len
         self._regions = crash_regions
         self._most_decoding = most_decoding
-        self._flights: dict[int, _Flight] = {}
-        self._by_number: dict[int, _Flight] = {}
+        self._flights: dict[int, Flight] = {}
+        self._by_number: dict[int, Flight] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._source: RequestSource | None = None
         self._base_s = 0.0
@@ -127,9 +79,9 @@ class SimulatedEngine:
         now_s = self.now()
         failure = self._refusal(request)
         if failure is not None or self._loop is None:
-            return _record(request, origin_s, scheduled_s, now_s, now_s, (), (), failure)
+            return record(request, origin_s, scheduled_s, now_s, now_s, (), (), failure)
         sequence, errors = self._sequence(request, now_s)
-        flight = _Flight(sequence, self._loop.create_future(), origin_s, now_s, idle_timeout_s, errors)
+        flight = Flight(sequence, self._loop.create_future(), origin_s, now_s, idle_timeout_s, errors)
         self._flights[request.index] = flight
         self._by_number[sequence.number] = flight
         self._peak = max(self._peak, len(self._flights))
@@ -148,7 +100,7 @@ class SimulatedEngine:
                 times, tokens = sequence.chunk_times, sequence.chunk_tokens
         ended_s = self.now() if failure is not None or not times else times[-1]
         hit = sequence.hit if self._scheduler.resolved.prefix_caching else None
-        return _record(request, origin_s, scheduled_s, now_s, ended_s, times, tokens, failure, hit)
+        return record(request, origin_s, scheduled_s, now_s, ended_s, times, tokens, failure, hit)
 
     def partial(self, index: int) -> tuple[float, tuple[float, ...], tuple[int, ...]] | None:
         flight = self._flights.get(index)
@@ -157,7 +109,7 @@ class SimulatedEngine:
         if self._run is not None and self._run.steps > 1:
             self._sync()
         times, tokens = self._scheduler.chunks(flight.sequence)
-        return flight.sent_s - flight.origin_s, _since(times, flight.origin_s) if flight.origin_s else times, tokens
+        return flight.sent_s - flight.origin_s, since(times, flight.origin_s) if flight.origin_s else times, tokens
 
     async def counters(self, *, origin_s: float) -> CounterSample:
         self._sync()
@@ -315,38 +267,3 @@ class SimulatedEngine:
         for flight in self._flights.values():
             if not flight.future.done():
                 flight.future.set_result(RequestFailure(RequestFailureKind.ENGINE_DIED, words))
-
-
-def _since(times: tuple[float, ...], origin_s: float) -> tuple[float, ...]:
-    return tuple([time - origin_s for time in times]) if origin_s else times
-
-
-def _record(
-    request: Request,
-    origin_s: float,
-    scheduled_s: float,
-    sent_s: float,
-    ended_s: float,
-    times: tuple[float, ...],
-    tokens: tuple[int, ...],
-    failure: RequestFailure | None,
-    hit: int | None = None,
-) -> RequestRecord:
-    stamps = _since(times, origin_s)
-    return RequestRecord(
-        index=request.index,
-        scheduled_s=scheduled_s,
-        sent_s=sent_s - origin_s,
-        ended_s=ended_s - origin_s,
-        prompt_tokens=request.prompt_tokens,
-        requested_output_tokens=request.max_tokens,
-        output_tokens=sum(tokens),
-        chunk_times_s=stamps,
-        chunk_tokens=tokens,
-        first_content_s=stamps[0] if stamps else None,
-        finish_reason="length" if failure is None else None,
-        failure=failure,
-        prompt_sha256=request.prompt_sha256,
-        cached_prompt_tokens=hit,
-        session=request.session,
-    )

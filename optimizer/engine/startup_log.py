@@ -1,6 +1,7 @@
 """What an engine's start left in its log: how long each part took and how large its KV cache is. Pure.
 
-The lines are vLLM's own, 0.20 to 0.33 (``gpu_worker.py``, ``kv_cache_utils.py``, ``core.py``, ``monitor.py``).
+The lines are vLLM's own, 0.20 to 0.33 (``gpu_worker.py``, ``cpu_worker.py``, ``kv_cache_utils.py``, ``core.py``,
+``monitor.py``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ _PARTS = {
     "engine_init": re.compile(r"init engine \(.*?\) took ([\d.]+) s"),
 }
 _KV_TOKENS = re.compile(r"(?:GPU|CPU) KV cache size: ([\d,]+) tokens")
-_KV_GIB = re.compile(r"Available KV cache memory: ([\d.]+) GiB")
+_KV_GIB = re.compile(r"(?:Available KV cache memory: |(?:Auto|Explicitly) set \()([\d.]+)(?: GiB|/[\d.]+\) GiB for KV cache)")
+"""On a GPU, and on the CPU, which says "Auto set (1.16/23.47) GiB for KV cache on node 0"."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class SupervisedProcess:
         grace_s: float = GRACE_S,
         log_cap_bytes: int = LOG_CAP_BYTES,
     ) -> None:
-        self.log = log
+        self.log = log.absolute()  # the supervisor works elsewhere
         self.pid: int | None = None
         self.exit_code: int | None = None
         self.spawn_error: str | None = None
@@ -68,7 +68,7 @@ class SupervisedProcess:
                     "argv": list(argv),
                     "environment": dict(environment),
                     "cwd": str(cwd or Path.cwd()),
-                    "log": str(log),
+                    "log": str(self.log),
                     "pass_fds": list(pass_fds),
                     "grace_s": grace_s,
                     "log_cap_bytes": log_cap_bytes,
@@ -139,6 +139,7 @@ class SupervisedProcess:
 
     def move_log(self, path: Path) -> None:
         """Let the log go on at another place of the same file system; what was written moves along."""
+        path = path.absolute()
         os.replace(self.log, path)
         self.log = path
         with contextlib.suppress(ChannelClosed):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import gzip
 import json
 import os
@@ -93,6 +94,10 @@ async def load(engine: Any, order: Message, commands: Commands, channel: Channel
         channel.send({"event": "tick", **tick_to_json(tick)})
         return not commands.stop_load.is_set()
 
+    # As vllm serve does with its own heap: what vLLM imported is 670,000 objects, and a full collection of them stops all
+    # streams for 0.3 to 0.7 s (0.39 s of lag were seen on an H200 host), which reads as a p95 of TTFT that no server has.
+    gc.collect()
+    gc.freeze()
     result = await drive(engine, source, plan_from_json(order["plan"]), on_tick)
     write_records(result, Path(order["records"]))
     channel.send({"event": "loaded", "result": result.to_json(), "dead": engine.dead})

@@ -2,14 +2,16 @@
 
 Parsing JSON for every token is most of what a load client does, and nearly every event of a stream differs from the one
 before in one string alone. So an event that was parsed and found plain (one choice, nothing but text in it) becomes a
-template: the bytes before its text and the bytes behind it. An event with the same bytes around a text without quotes and
-backslashes is the same JSON document with another string in that place, hence also plain; nothing is assumed about names,
-order or spacing of the fields. An event equal to a plain one byte by byte is plain as well. Everything else is parsed in full.
+template: the bytes before its text and the bytes behind it. An event with the same bytes around another text that needs no
+escapes (``is_plain_text``) is the same JSON document with another string in that place, hence also plain; nothing is assumed
+about names, order or spacing of the fields. An event equal to a plain one byte by byte is plain as well. Everything else is
+parsed in full.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +20,30 @@ DONE = b"[DONE]"
 _TEXT_KEYS = tuple(
     f'"{name}":{space}"'.encode() for name in ("text", "content", "reasoning", "reasoning_content") for space in ("", " ")
 )
-_NO_TEMPLATE = (b"", b"", -1)
+_NO_TEMPLATE = (b"", b"")
+_ESCAPED = re.compile(rb'["\\\x00-\x1f]')
+PLAIN_TEXTS: set[bytes] = set()
+"""Texts of tokens that are known to be plain, shared by all streams: a vocabulary is finite, and one look-up costs less than
+looking at the bytes. Add to it through ``is_plain_text`` only; it never holds the empty text."""
+MOST_PLAIN_TEXTS = 65_536
+LONGEST_PLAIN_TEXT = 64
+
+
+def is_plain_text(text: bytes) -> bool:
+    """Whether ``text`` between quotes is a JSON string as it stands: not empty, UTF-8, nothing that must be escaped."""
+    if text in PLAIN_TEXTS:
+        return True
+    if not text or _ESCAPED.search(text) is not None:
+        return False
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    if len(PLAIN_TEXTS) < MOST_PLAIN_TEXTS and len(text) <= LONGEST_PLAIN_TEXT:
+        PLAIN_TEXTS.add(text)
+    return True
+
+
 _DELTA_TEXTS = ("content", "reasoning", "reasoning_content", "refusal")
 
 
@@ -27,8 +52,8 @@ class StreamState:
     """What one stream has said so far. Times are the caller's.
 
     ``declared[i]`` is the number of tokens that chunk *i* itself declared (``token_ids``, log probabilities or running
-    usage); chunks that declared none are absent. ``template`` is (bytes before the text, bytes behind it, quotes in all) of a
-    plain event, once one was seen.
+    usage); chunks that declared none are absent. ``template`` is (bytes before the text, bytes behind it) of a plain event,
+    once one was seen.
     """
 
     chat: bool
@@ -39,7 +64,7 @@ class StreamState:
     usage: Mapping[str, Any] | None = None
     error: str | None = None
     done: bool = False
-    template: tuple[bytes, bytes, int] | None = None
+    template: tuple[bytes, bytes] | None = None
     _same: bytes = b""
     _running_tokens: int = 0
 
@@ -47,17 +72,16 @@ class StreamState:
         """Take in the events that one read brought at time ``now``; those behind an error do not count."""
         if self.error is not None:
             return
-        prefix, suffix, quotes = self.template or _NO_TEMPLATE
-        around, same = len(prefix) + len(suffix), self._same
+        prefix, suffix = self.template or _NO_TEMPLATE
+        begin, end, same = len(prefix), -len(suffix), self._same
         plain = 0
         for event in events:
-            if event == same or (
-                len(event) > around
+            if (
+                begin
                 and event.startswith(prefix)
                 and event.endswith(suffix)
-                and event.count(b'"') == quotes
-                and b"\\" not in event
-            ):
+                and (event[begin:end] in PLAIN_TEXTS or is_plain_text(event[begin:end]))
+            ) or event == same:
                 plain += 1
                 continue
             if plain:
@@ -65,8 +89,8 @@ class StreamState:
                 plain = 0
             if not self._parse(event, now):
                 return
-            prefix, suffix, quotes = self.template or _NO_TEMPLATE
-            around, same = len(prefix) + len(suffix), self._same
+            prefix, suffix = self.template or _NO_TEMPLATE
+            begin, end, same = len(prefix), -len(suffix), self._same
         if plain:
             self._plain(plain, now)
 
@@ -156,7 +180,7 @@ class StreamState:
             start = at + len(key)
             stop = event.index(b'"', start)
             if event[start:stop] == text.encode():
-                self.template = event[:start], event[stop:], event.count(b'"')
+                self.template = event[:start], event[stop:]
                 return
 
 

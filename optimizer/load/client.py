@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 import time
 from types import TracebackType
 from typing import Any, Self
@@ -18,11 +17,11 @@ import aiohttp
 
 from vopt.objectives.records import CounterSample, RequestFailure, RequestFailureKind, RequestRecord
 from vopt.optimizer.errors import EnvironmentLacks
-from vopt.optimizer.load.chunks import spread_tokens
 from vopt.optimizer.load.exchange import Exchange, Unsent
+from vopt.optimizer.load.ledger import Progress
 from vopt.optimizer.load.plan import Request
 from vopt.optimizer.load.scrape import counter_sample
-from vopt.optimizer.load.sockets import Connection, Pool
+from vopt.optimizer.load.sockets import Connection, Pool, tls_context
 from vopt.optimizer.load.target import Endpoint, Target, request_bytes
 
 CONNECT_TIMEOUT_S = 30.0
@@ -47,6 +46,14 @@ class RefusedByServer(ValueError):
     """An HTTP error where an answer was due; says the status and the beginning of the body."""
 
 
+class TlsProblem(OSError):
+    """The server was reached, but there is no TLS connection to it that may be trusted. ``hint`` says what to type."""
+
+    def __init__(self, words: str, hint: str) -> None:
+        super().__init__(words)
+        self.hint = hint
+
+
 class HttpEngine:
     """One server as an engine (``vopt.optimizer.engine.base.Engine``). Use as an async context manager.
 
@@ -68,7 +75,7 @@ class HttpEngine:
         self._target = target
         self._connect_timeout_s, self._total_timeout_s = connect_timeout_s, total_timeout_s
         self._owned = owned
-        self._tls = _tls_context(verify_tls) if target.scheme == "https" else None
+        self._tls = tls_context(verify=verify_tls) if target.scheme == "https" else None
         self._pool = Pool(target.host, target.port, self._tls)
         self._control: aiohttp.ClientSession | None = None
         self._active: dict[int, Exchange] = {}
@@ -137,14 +144,12 @@ class HttpEngine:
         """(sent, chunk times, chunk tokens) so far, in seconds since the request's ``origin_s``; a chunk that declares no
         count has one token."""
         exchange = self._active.get(index)
-        if exchange is None:
-            return None
-        state = exchange.state
-        chunks = len(state.times)
-        total = sum(state.declared.values()) + chunks - len(state.declared)
-        origin_s = exchange.origin_s
-        times = tuple([at - origin_s for at in state.times])
-        return exchange.sent_at - origin_s, times, spread_tokens(chunks, state.declared, total)
+        return None if exchange is None else exchange.partial()
+
+    def progress(self, index: int, since_s: float) -> Progress | None:
+        """As ``partial``, summed up."""
+        exchange = self._active.get(index)
+        return None if exchange is None else exchange.progress(since_s)
 
     async def counters(self, *, origin_s: float) -> CounterSample:
         """The engine's counters from ``/metrics``, read at most once a second; an empty sample where there is no such page."""
@@ -168,12 +173,13 @@ class HttpEngine:
     async def models(self) -> tuple[str, ...]:
         """The names that ``/v1/models`` lists.
 
-        Raises ``OSError``, ``TimeoutError``, ``RefusedByServer`` (an HTTP error) or ``ValueError`` (no such list).
+        Raises ``OSError`` (``TlsProblem`` among them), ``TimeoutError``, ``RefusedByServer`` (an HTTP error) or ``ValueError``
+        (no such list).
         """
         try:
             status, text = await self.get("/v1/models")
         except aiohttp.ClientError as error:
-            raise OSError(str(error)) from error
+            raise _plainly(error) from error
         if status != 200:
             raise RefusedByServer(f"/v1/models answers HTTP {status}: {' '.join(text.split())[:REFUSAL_CHARS]}")
         document = json.loads(text)
@@ -193,7 +199,10 @@ class HttpEngine:
     async def get(self, route: str, timeout_s: float = CONTROL_TIMEOUT_S) -> tuple[int, str]:
         """Status and text of a GET on the server. Raises ``aiohttp.ClientError``, ``TimeoutError`` or ``OSError``."""
         if self._control is None:
-            connector = aiohttp.TCPConnector(limit=4, ssl=True if self._tls is None else self._tls, force_close=True)
+            # A connection for each request, like the streams; over TLS its farewell would outlive the event loop, so there
+            # the connections stay until `close`, which cuts them.
+            tls = self._tls
+            connector = aiohttp.TCPConnector(limit=4, ssl=True if tls is None else tls, force_close=tls is None)
             self._control = aiohttp.ClientSession(connector=connector)
         url = f"{self._target.base_url}{route}"
         options: dict[str, Any] = {"allow_redirects": False, "timeout": aiohttp.ClientTimeout(total=timeout_s)}
@@ -298,12 +307,19 @@ def _sent(future: asyncio.Future[None], exchange: Exchange) -> None:
         asyncio.get_running_loop().call_later(WATCH_S, exchange.lost, error)
 
 
-def _tls_context(verify: bool) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    if not verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
+def _plainly(error: aiohttp.ClientError) -> OSError:
+    """What kept a connection from being made, in words for a person."""
+    match error:
+        case aiohttp.ClientConnectorCertificateError():
+            reason = getattr(error.certificate_error, "verify_message", None) or error.certificate_error
+            hint = (
+                "SSL_CERT_FILE=/path/to/authority.pem, with the authority that signed it; the URL's host must be one it names"
+            )
+            return TlsProblem(f"the server's certificate is not trusted: {reason}", hint)
+        case aiohttp.ClientConnectorSSLError():
+            return TlsProblem(f"the server does not speak TLS there: {error.os_error}", "write the URL with http://")
+        case _:
+            return OSError(str(error))
 
 
 def read_metrics(target: Target) -> str:
@@ -317,7 +333,9 @@ def read_metrics(target: Target) -> str:
     try:
         status, text = asyncio.run(ask())
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise EnvironmentLacks(f"{target.base_url}/metrics: {str(error) or 'no answer in time'}", hint=hint) from error
+        problem = _plainly(error) if isinstance(error, aiohttp.ClientError) else error
+        hint = problem.hint if isinstance(problem, TlsProblem) else hint
+        raise EnvironmentLacks(f"{target.base_url}/metrics: {str(problem) or 'no answer in time'}", hint=hint) from error
     if status != 200:
         raise EnvironmentLacks(f"{target.base_url}/metrics answers HTTP {status}", hint=hint)
     return text

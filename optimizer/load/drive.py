@@ -8,13 +8,13 @@ the same speed. Standard library only: this module travels into trial processes.
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
+import math
 
 from vopt.objectives.records import CounterSample, LoadResult, LoadStatus, RequestFailure, RequestFailureKind, RequestRecord
 from vopt.optimizer.engine.base import Engine, OnTick
 from vopt.optimizer.load.arrivals import arrival_times, check_plan, planned_requests
 from vopt.optimizer.load.health import HealthWatch
-from vopt.optimizer.load.ledger import Flight, Ledger
+from vopt.optimizer.load.ledger import Flight, Ledger, progress_from
 from vopt.optimizer.load.plan import Arrivals, LoadPlan, Request, Tick
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.load.window import WindowWatch
@@ -53,6 +53,7 @@ class _Load:
         self._engine, self._source, self._plan, self._on_tick = engine, source, plan, on_tick
         self._closed_loop = plan.arrivals is Arrivals.CLOSED
         self._ledger = Ledger()
+        self._progress = progress_from(engine)
         self._window = window
         self._health = HealthWatch(loop)
         self._samples: list[CounterSample] = []
@@ -242,17 +243,16 @@ class _Load:
         overdue: list[Flight] = []
         waiting = len(ledger.in_flight)
         told = False
-        opened_s, partial_of = self._window.opened_s, self._engine.partial
+        opened_s = self._window.opened_s
+        since_s = math.inf if opened_s is None else opened_s
         for flight in list(ledger.in_flight.values()):
             # No records here: this runs for every request in flight and every tick.
-            sent_s, times, counts = partial_of(flight.request.index) or (flight.sent_s, (), ())
-            last_s = sent_s
-            if times:
-                told, last_s = True, times[-1]
+            seen = self._progress(flight.request.index, since_s)
+            sent_s = last_s = flight.sent_s if seen is None else seen.sent_s
+            if seen is not None and seen.last_s is not None:
+                told, last_s = True, seen.last_s
                 ledger.progress_s = max(ledger.progress_s, last_s)
-                if opened_s is not None and last_s >= opened_s:
-                    first = bisect_left(times, opened_s)
-                    tokens += sum(counts[first:]) + (flight.request.prompt_tokens if first == 0 else 0)
+                tokens += seen.tokens + (flight.request.prompt_tokens if seen.first_since else 0)
             if now_s - last_s > plan.idle_timeout_s + plan.tick_s:
                 idle.append(flight)  # the engine should have given up first
             elif plan.total_timeout_s is not None and now_s - sent_s > plan.total_timeout_s:

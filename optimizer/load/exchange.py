@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vopt.objectives.records import RequestFailure, RequestFailureKind, RequestRecord
-from vopt.optimizer.load.chunks import StreamState, error_message, spread_tokens
+from vopt.optimizer.load.chunks import PLAIN_TEXTS, StreamState, error_message, is_plain_text, spread_tokens
 from vopt.optimizer.load.http1 import HttpViolation, ResponseParser
+from vopt.optimizer.load.ledger import Progress
 from vopt.optimizer.load.plan import Request
 from vopt.optimizer.load.sse import SseParser
 
@@ -22,7 +25,9 @@ class Exchange:
     __slots__ = (
         "_body",
         "_expected",
+        "_heads",
         "_http",
+        "_prefix",
         "_sse",
         "_streaming",
         "done_at",
@@ -40,7 +45,9 @@ class Exchange:
         self._http, self._sse = ResponseParser(), SseParser()
         self._streaming: bool | None = None
         self._body = bytearray()
-        self._expected: tuple[bytes, bytes, int, dict[bytes, int], list[float]] | None = None
+        self._expected: tuple[bytes, int, list[float]] | None = None
+        self._heads: dict[int, bytes] = {}
+        self._prefix = b""
         self.state = StreamState(chat)
         self.sent_at = self.last_at = sent_at
         self.origin_s = origin_s
@@ -61,23 +68,16 @@ class Exchange:
 
     def received(self, data: bytes, now: float) -> None:
         self.last_at = now
-        if self._expected is not None:
-            # One read that is one chunk with one plain token in it, by far the most frequent: what the three parsers would
-            # find is settled without a call into any of them. Four line ends are the frame's own; one more, a carriage
-            # return more, or a backslash would need them.
-            head, tail, quotes, sizes, times = self._expected
-            at = data.find(b"\r\n", 0, 12)
-            if (
-                data.startswith(head, at)
-                and data.endswith(tail)
-                and len(data) > at + len(head) + len(tail)
-                and sizes.get(data[:at]) == len(data) - at - 4
-                and data.count(b'"') == quotes
-                and data.count(b"\n") == 4
-                and data.count(b"\r") == 2
-                and b"\\" not in data
-            ):
+        if (expected := self._expected) is not None:
+            # Reads that are whole chunks with one plain token each, by far the most frequent: what the three parsers would
+            # find is settled without a call into any of them. Most often it is one chunk.
+            tail, cut, times = expected
+            head = self._heads.get(len(data))
+            if head is not None and data.startswith(head) and data.endswith(tail) and data[len(head) : cut] in PLAIN_TEXTS:
                 times.append(now)
+                return
+            if plain := plain_chunks(data, self._heads, tail):
+                times.extend((now,) * plain)
                 return
         http = self._http
         try:
@@ -101,13 +101,18 @@ class Exchange:
             self.finish(now)
         self._expected = self._expectation()
 
-    def _expectation(self) -> tuple[bytes, bytes, int, dict[bytes, int], list[float]] | None:
-        """What a read looks like that is one chunk with one plain token, if all three parsers stand between two of them."""
+    def _expectation(self) -> tuple[bytes, int, list[float]] | None:
+        """How a chunk with one plain token ends (as bytes, and as the place to cut at), and where to note its time, if all
+        three parsers stand between two of them. ``_heads`` has how such chunks begin."""
         http, state = self._http, self.state
         if not (http.between_chunks and self._sse.clean and state.template is not None) or state.done or self.finished.done():
             return None
-        prefix, suffix, quotes = state.template
-        return b"\r\ndata: " + prefix, suffix + b"\n\n\r\n", quotes, http.sizes, state.times
+        prefix, suffix = state.template
+        if len(self._heads) != len(http.sizes) or self._prefix is not prefix:
+            self._prefix = prefix
+            self._heads = {len(line) + size + 4: line + b"\r\ndata: " + prefix for line, size in http.sizes.items()}
+        tail = suffix + b"\n\n\r\n"
+        return tail, -len(tail), state.times
 
     def _events(self, events: list[bytes], now: float) -> None:
         state = self.state
@@ -140,6 +145,25 @@ class Exchange:
         if not self.finished.done():
             self.ended_at = now
             self.finished.set_result(None)
+
+    def partial(self) -> tuple[float, tuple[float, ...], tuple[int, ...]]:
+        """(sent, chunk times, chunk tokens) so far, in seconds since ``origin_s``; a chunk that declares no count has one
+        token."""
+        state, origin_s = self.state, self.origin_s
+        chunks = len(state.times)
+        total = sum(state.declared.values()) + chunks - len(state.declared)
+        times = tuple([at - origin_s for at in state.times])
+        return self.sent_at - origin_s, times, spread_tokens(chunks, state.declared, total)
+
+    def progress(self, since_s: float) -> Progress:
+        """``partial`` summed up, at a cost that does not grow with the chunks."""
+        times, declared = self.state.times, self.state.declared
+        first = bisect_left(times, since_s + self.origin_s)
+        tokens = len(times) - first
+        if declared and tokens:
+            tokens = sum([declared.get(chunk, 1) for chunk in range(first, len(times))])
+        last_s = times[-1] - self.origin_s if times else None
+        return Progress(self.sent_at - self.origin_s, last_s, tokens, bool(times) and first == 0)
 
     def verdict(self, request: Request) -> RequestFailure | None:
         """Why the finished exchange is no success, or ``None``. The definition of success: a stream that ended normally,
@@ -211,6 +235,28 @@ class Exchange:
             cached_prompt_tokens=cached if isinstance(cached, int) else None,
             session=request.session,
         )
+
+
+def plain_chunks(data: bytes, heads: Mapping[int, bytes], tail: bytes) -> int:
+    """How many chunks ``data`` is, each of one plain token, nothing before, between or behind them; 0 when it is not that.
+
+    ``heads``: how a chunk of so many bytes begins, up to its text: its size as HTTP frames it and the template's prefix.
+    ``tail``: how every chunk ends, from the text's closing quote on. A plain text has no line end, so that the frames' own
+    line ends divide the chunks.
+    """
+    *chunks, rest = data.split(b"\n\n\r\n")
+    if rest:
+        return 0
+    end = tail[:-4]
+    cut = -len(end)
+    for chunk in chunks:
+        head = heads.get(len(chunk) + 4)
+        if head is None or not (chunk.startswith(head) and chunk.endswith(end)):
+            return 0
+        text = chunk[len(head) : cut]
+        if text not in PLAIN_TEXTS and not is_plain_text(text):
+            return 0
+    return len(chunks)
 
 
 def _count(value: object) -> int:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import re
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from vopt.objectives.records import RequestFailure, RequestFailureKind, RequestRecord
 from vopt.optimizer.engine.base import Engine
@@ -25,6 +27,40 @@ class Flight:
     scheduled_s: float
     sent_s: float
     task: asyncio.Task[RequestRecord]
+
+
+class Progress(NamedTuple):
+    """What a request in flight has had: when it was sent, its last chunk (``None``: none yet), and, since the moment that was
+    asked about, output tokens and whether its first one is among them. Seconds since the load began."""
+
+    sent_s: float
+    last_s: float | None
+    tokens: float
+    first_since: bool
+
+
+@runtime_checkable
+class TellsProgress(Protocol):
+    """An engine that tells a request's progress without handing out every chunk: of 512 streams with 4,000 chunks each that
+    is a tenth of a second, which each second's look would keep the client from reading."""
+
+    def progress(self, index: int, since_s: float) -> Progress | None: ...
+
+
+def progress_from(engine: Engine) -> Callable[[int, float], Progress | None]:
+    """How to ask ``engine`` for the progress of a request, by its index; ``None`` when it knows none."""
+    if isinstance(engine, TellsProgress):
+        return engine.progress
+
+    def progress(index: int, since_s: float) -> Progress | None:
+        partial = engine.partial(index)
+        if partial is None:
+            return None
+        sent_s, times, counts = partial
+        first = bisect_left(times, since_s)
+        return Progress(sent_s, times[-1] if times else None, sum(counts[first:]), bool(times) and first == 0)
+
+    return progress
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from vopt.optimizer.history import Stage
 from vopt.optimizer.recommend import Recommendation, Verdict
 from vopt.optimizer.report import wording
 from vopt.optimizer.report.blocks import Block, Code, Column, Facts, Line, Table, TableMaker, Tone
+from vopt.optimizer.report.spent import spent
 from vopt.optimizer.report.view import Comparison, Spread, StudyView
 from vopt.optimizer.trial import Phase
 
@@ -42,6 +43,8 @@ def answer_blocks(view: StudyView) -> list[Block]:
         return [Line(view.verdict_line())]
     facts = [("Why", answer.reason)] if answer.verdict is not Verdict.NOTHING_FEASIBLE else []
     facts += _gain_facts(view, answer)
+    if view.trials:
+        facts.append(("Time", spent(view.trials, simulated=view.simulated).text))
     blocks: list[Block] = [verdict_block(view), Facts(tuple(facts))]
     if answer.front:
         blocks.append(front_table(view, answer))

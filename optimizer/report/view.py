@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,48 +12,17 @@ from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord
 from vopt.optimizer.judge import SOAK_ENDINGS
 from vopt.optimizer.recommend import Gain, Recommendation, Rejected, Verdict
 from vopt.optimizer.report import wording
+from vopt.optimizer.report.comparison import METRIC_ORDER, Comparison, Spread, compare, in_order, names_of, spread_of
 from vopt.optimizer.report.redaction import scrub
 from vopt.optimizer.trial import Phase
+
+__all__ = ["COST_METRICS", "METRIC_ORDER", "Comparison", "Spread", "StudyView"]
 
 DEFAULT_ROUNDS = 3
 DEFAULT_SOAK_S = 600.0
 DEFAULT_WINDOW_S = 60.0
 COST_METRICS = ("tokens_per_s", "success_rate", "mean_e2e_s", "p95_ttft_s", "p95_tpot_s", "goodput_per_s")
 """Those whose loss is named as a cost of the winner; the others move with them."""
-METRIC_ORDER = (
-    "tokens_per_s",
-    "output_tokens_per_s",
-    "requests_per_s",
-    "goodput_per_s",
-    "success_rate",
-    *(f"{part}_{metric}_s" for metric in ("ttft", "tpot", "e2e") for part in ("mean", "p50", "p90", "p95", "p99")),
-    "kv_peak",
-    "preemptions",
-    "acceptance_length",
-    "prefix_hit_rate",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A metric over the engine starts of one arm: mean, least and greatest. One start: no spread."""
-
-    mean: float
-    low: float
-    high: float
-    starts: int
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One metric of baseline and winner. ``change`` is winner / baseline; ``better`` is ``None`` when they do not differ, or
-    when neither direction is better (gauges)."""
-
-    metric: str
-    baseline: Spread | None
-    winner: Spread | None
-    change: float | None
-    better: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +180,12 @@ class StudyView:
         """Baseline against ``challenger`` on every metric that either has."""
         baseline, winner = self.arm(winner=False), self.challenger_starts()
         stated = self.answer or Recommendation(Verdict.UNCONFIRMED, "", None, ())
-        names = _ordered({*_names(baseline), *_names(winner), *stated.baseline_metrics, *stated.winner_metrics})
+        names = in_order({*names_of(baseline), *names_of(winner), *stated.baseline_metrics, *stated.winner_metrics})
         return tuple(
-            _compare(
+            compare(
                 name,
-                _spread(name, baseline, stated.baseline_metrics),
-                _spread(name, winner, stated.winner_metrics),
+                spread_of(name, baseline, stated.baseline_metrics),
+                spread_of(name, winner, stated.winner_metrics),
             )
             for name in names
         )
@@ -339,27 +307,3 @@ def _one_arm(trials: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
     """Finalist and lite may be the same configuration: then the first of the two arms, since arms are not pooled."""
     rows = list(trials)
     return tuple(trial for trial in rows if trial.arm is rows[0].arm)
-
-
-def _names(trials: Iterable[TrialRecord]) -> set[str]:
-    return {name for trial in trials if trial.metrics for name in trial.metrics.values}
-
-
-def _ordered(names: Iterable[str]) -> list[str]:
-    rank = {name: place for place, name in enumerate(METRIC_ORDER)}
-    return sorted(names, key=lambda name: (rank.get(name, len(rank)), name))
-
-
-def _spread(name: str, trials: Sequence[TrialRecord], stated: Mapping[str, float]) -> Spread | None:
-    values = [value for trial in trials if trial.metrics and (value := trial.metrics.get(name)) is not None]
-    if not values:
-        return Spread(stated[name], stated[name], stated[name], 1) if name in stated else None
-    return Spread(statistics.fmean(values), min(values), max(values), len(values))
-
-
-def _compare(name: str, baseline: Spread | None, winner: Spread | None) -> Comparison:
-    change = winner.mean / baseline.mean if baseline and winner and baseline.mean else None
-    better = None
-    if change is not None and wording.is_cost(name) and abs(change - 1) >= 0.0005:
-        better = (change < 1) is wording.lower_is_better(name)
-    return Comparison(name, baseline, winner, change, better)

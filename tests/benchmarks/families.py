@@ -8,7 +8,7 @@ from typing import Any
 from landscapes import small_landscape
 from published import published_landscape
 from random_family import random_landscape
-from recorded import recorded_landscape
+from recorded_study import recorded_landscape
 from simulated_families import simulated_families
 
 FAMILIES: dict[str, Callable[[int], Any]] = {

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -27,7 +28,7 @@ from vopt.optimizer.engine.server import ServerSession, UrlSession
 from vopt.optimizer.load.client import read_metrics
 from vopt.optimizer.load.metrics_text import parse
 from vopt.optimizer.load.target import request_fields
-from vopt.optimizer.trial import EngineFailure, FailureKind, Phase
+from vopt.optimizer.trial import Blame, EngineFailure, FailureKind, Phase
 
 pytestmark = pytest.mark.vllm
 
@@ -146,6 +147,7 @@ def test_greedy_requests_are_the_same_over_both_transports(
     assert len({tuple(answer) for answer in expected}) > 1
 
 
+@pytest.mark.fault("served: engine core killed under load")
 def test_an_engine_that_dies_under_load(
     tmp_path: Path, vllm_python: str, tiny_models: tuple[Path, Path], engine_cache: Path
 ) -> None:
@@ -169,6 +171,32 @@ def test_an_engine_that_dies_under_load(
         assert server.close() == ()
 
 
+@pytest.mark.fault("port taken by a foreign listener")
+def test_a_port_that_is_taken_is_no_fault_of_the_configuration(
+    tmp_path: Path,
+    vllm_python: str,
+    tiny_models: tuple[Path, Path],
+    engine_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket() as foreign:
+        foreign.bind(("127.0.0.1", 0))
+        foreign.listen()
+        foreign.setblocking(False)
+        monkeypatch.setattr("vopt.optimizer.engine.server.free_port", lambda: foreign.getsockname()[1])
+        refused = session(tmp_path, tiny_models[0], vllm_python, engine_cache)
+        with pytest.raises(EngineFailure) as failure:
+            refused.start(no_phase)
+        with pytest.raises(BlockingIOError):
+            foreign.accept()  # nobody ever asked it anything
+    failed = failure.value.failed
+    assert (failed.phase, failed.kind, failed.kind.blame) == (Phase.START, FailureKind.PORT, Blame.INFRASTRUCTURE), (
+        failed.detail
+    )
+    assert refused.close() == ()
+
+
+@pytest.mark.fault("served: flag refused")
 def test_a_flag_that_vllm_refuses(tmp_path: Path, vllm_python: str, tiny_models: tuple[Path, Path], engine_cache: Path) -> None:
     server = session(tmp_path, tiny_models[0], vllm_python, engine_cache, "--scheduling-policy", "lof")
     with pytest.raises(EngineFailure) as failure:

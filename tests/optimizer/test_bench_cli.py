@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,12 @@ from support.in_thread import model_server, threaded
 from support.tiny_models import write_tiny_models
 from typer.testing import CliRunner, Result
 
+from vopt.optimizer import bench_run
 from vopt.optimizer.bench import read_records
 from vopt.optimizer.cli import app
 from vopt.optimizer.load.workload_files import read_workload
+from vopt.optimizer.locks import GPU_LOCKS, lock_gpus
+from vopt.optimizer.subject import find_subject
 
 SIMULATED = ("bench", "--model", "Qwen/Qwen3-8B", "--simulate", "h200")
 KEY = "sk-do-not-show-this-key-anywhere"
@@ -313,3 +318,26 @@ def test_a_workload_that_cannot_be_had(words: tuple[str, ...], code: int, tmp_pa
     result = vopt("workload", *words)
     assert result.exit_code == code, result.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.fault("GPU of a bench in use by a search")
+def test_a_bench_waits_for_no_gpu_and_shares_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    uuid = f"GPU-of-a-test-{os.getpid()}"
+
+    def with_a_gpu(*words: Any) -> Any:
+        subject = find_subject(*words)
+        return replace(subject, machine=replace(subject.machine, uuids=(uuid,)))
+
+    monkeypatch.setattr(bench_run, "find_subject", with_a_gpu)
+    words = (*SIMULATED, "--concurrency", "4", "--window", "2s")
+    (lock,) = lock_gpus([uuid], "a search of x")
+    try:
+        result = vopt(*words)
+        assert result.exit_code == 3, result.output
+        assert "a search of x" in result.output
+        lock.release()
+        assert vopt(*words).exit_code == 0
+        lock.acquire("the bench has given it back")
+    finally:
+        lock.release()
+        (GPU_LOCKS / f"{uuid}.lock").unlink()

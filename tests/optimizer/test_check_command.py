@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from vopt.optimizer.check import FlagStatus, check_command, render_check
+from vopt.optimizer.command import shell_line
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.space_report import space_document, space_text
 from vopt.search_spaces.arguments import stored_arguments, stored_versions
@@ -92,3 +93,29 @@ def test_the_report_of_a_space() -> None:
     document = space_document(space)
     assert document["format_version"] == 1
     assert document["points"] == space.size
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "words", "left"),
+    [
+        ("--max-num-batched-tokens 8k", "good", "known: 8000 (without it: 8192)", "--max-num-batched-tokens 8000"),
+        ("--max-num-seqs 1 --max-num-seqs 2", "no_effect", "the last one wins", "--max-num-seqs 2"),
+        ("--cuda-graph-sizes 1 2 4", "retired", "renamed", "--cudagraph-capture-sizes 1 2 4"),
+        ("--quantization gguf", "invalid", "gone since 0.24.0", ""),
+        ("--load-format gguf", "invalid", "gone since 0.24.0", ""),
+        ("--gpu-memory-utilization 1.5", "good", "known", "--gpu-memory-utilization 0.92"),
+        ("--max-num-seqs 0", "good", "known", ""),
+        ("--task generate", "retired", "--runner", ""),
+        ("--kv-cache-dtype fp9", "invalid", "takes auto", ""),
+        ("--speculative-config {method:ngram}", "invalid", "not valid JSON", ""),
+        ("--compilation-config.cudagraph_mode FULL", "good", "known", '--compilation-config \'{"cudagraph_mode":"FULL"}\''),
+    ],
+)
+def test_what_is_said_of_one_flag_and_what_is_left_of_it(flags: str, status: str, words: str, left: str) -> None:
+    report = check_command(f"vllm serve Qwen/Qwen3-8B {flags}", subject(model="Qwen/Qwen3-8B"))
+    assert report.findings[0].status.value == status
+    assert words in report.findings[0].message
+    assert report.accepted is not None
+    assert shell_line(report.accepted) == f"vllm serve Qwen/Qwen3-8B {left}".strip()
+    again = check_command(report.accepted, subject(model="Qwen/Qwen3-8B"))
+    assert again.exit_code <= 1, "what is proposed is accepted"

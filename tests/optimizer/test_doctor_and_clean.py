@@ -54,6 +54,11 @@ def test_each_fault_of_an_installation_has_its_line(packages: dict[str, str], wo
     assert fix in row.fix
 
 
+def test_missing_bytecode_is_said_and_is_no_fault() -> None:
+    (row,) = [row for row in interpreter_rows(replace(GOOD_CPU, bytecode=False)) if row.state is not State.OK]
+    assert (row.state, "without bytecode" in row.text) == (State.NOTE, True)
+
+
 def test_gpus_say_who_holds_them() -> None:
     owner = Owner(7, 1, "boot", "host", "a search of x", time.time())
     assert [row.state for row in gpu_rows([GPU], {}, cpu_build=False)] == [State.OK]
@@ -126,7 +131,7 @@ def leftover(folder: Path) -> tuple[Manifest, subprocess.Popen[bytes]]:
 def test_leftovers_of_a_dead_search_are_found_and_swept(tmp_path: Path) -> None:
     manifest, process = leftover(tmp_path)
     try:
-        assert "1 processes" in examine_leftovers()
+        assert "1 processes and " in examine_leftovers()
         (dry, *_) = clean(10 * 2**30, dry_run=True)
         assert dry == "would end the trial that logged to /studies/x/3/engine.log: 1 processes, 1 files"
         assert process.poll() is None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from vopt.objectives.records import LoadResult, LoadStatus, LoadWindow, RequestFailure, RequestFailureKind, RequestRecord
 from vopt.optimizer.engine.base import OnTick
+from vopt.optimizer.errors import UsageError
 from vopt.optimizer.first_load import NUMBERS_APART, NumberedLoads, first_load
 from vopt.optimizer.load.plan import Arrivals, LoadPlan
 from vopt.optimizer.load.source import RequestSource
@@ -102,3 +104,21 @@ def test_a_probe_without_an_answer_is_a_failure_in_words() -> None:
 
     with pytest.raises(EngineFailure, match="concurrency 64 finished no request: 1 x http_status: HTTP 500: no way"):
         first_load(Asked(Arrivals.CLOSED), NumberedLoads(SOURCE, lambda tick: True).on(broken), print)
+
+
+def test_a_p99_gets_a_window_with_a_thousand_requests() -> None:
+    engine = Engine()
+    found = first_load(Asked(Arrivals.POISSON, rate=10.0, least_successes=1000), engine.once(), print)
+    assert engine.plans[0].window_s == 60.0
+    assert 100.0 < engine.plans[1].window_s < 130.0
+    assert found.measurement is not None
+    assert found.measurement.plan == replace(engine.plans[1], stall_after_s=found.measurement.plan.stall_after_s)
+    first_load(Asked(Arrivals.POISSON, rate=10.0, window_s=20.0), engine.once(), print)
+    assert engine.plans[-1].window_s == 20.0, "a window that was typed is taken as it is"
+
+
+def test_a_p99_that_would_take_hours_is_refused_with_what_to_type() -> None:
+    engine = Engine()
+    with pytest.raises(UsageError, match="would take windows of") as refused:
+        first_load(Asked(Arrivals.POISSON, rate=0.5, least_successes=1000), engine.once(), print)
+    assert "--window" in str(refused.value.hint)

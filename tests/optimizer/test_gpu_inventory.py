@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from vopt.optimizer import gpus
+from vopt.optimizer.errors import EnvironmentLacks
+from vopt.optimizer.subject import find_machine
 
 GIB = 2**30
 
@@ -117,3 +119,16 @@ def test_a_gpu_that_fell_off_the_bus_is_missed(nvml: Any) -> None:
 def test_other_gpus_that_compute_make_a_host_shared(nvml: Any) -> None:
     nvml([0], [GIB], holders=(1,))
     assert [gpu.uuid for gpu in gpus.busy(["GPU-000"])] == ["GPU-111"]
+
+
+@pytest.mark.fault("chosen GPU is somebody's")
+def test_a_gpu_on_which_somebody_computes_is_not_shared(nvml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vopt.optimizer.subject.vllm_version", lambda python: "0.32.0")
+    nvml([2 * GIB], [0])  # a screen's memory, nobody computes
+    assert find_machine(None, "0", "python").uuids == ("GPU-000",)
+    assert find_machine(None, None, "python").uuids == ("GPU-111",)
+    nvml([50 * GIB], holders=(4321,))
+    for wanted in ("0", "GPU-000", None):
+        with pytest.raises(EnvironmentLacks, match=r"4321 computes on GPU 0|no GPU is free") as refused:
+            find_machine(None, wanted, "python")
+        assert "vopt doctor" in refused.value.hint

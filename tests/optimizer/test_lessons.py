@@ -170,7 +170,7 @@ def test_another_number_of_simulated_gpus_is_refused(typed: str) -> None:
 def test_an_unknown_shape_goes_on_only_when_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["NewForCausalLM"], "model_type": "new", "text": {}}))
     monkeypatch.setattr("vopt.optimizer.subject.find_machine", lambda *_: Machine(H200))
-    monkeypatch.setattr("vopt.optimizer.subject.find_arguments", lambda *_: stored_arguments("0.32.0"))
+    monkeypatch.setattr("vopt.optimizer.subject.find_arguments", lambda *_, **__: stored_arguments("0.32.0"))
     monkeypatch.setattr("vopt.optimizer.subject.ask_engine", lambda *_: {})
     with pytest.raises(UsageError, match="cannot derive") as refused:
         find_subject(CheckedSpaceOptions(model=str(tmp_path)))

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
-from vopt.optimizer.room import available_memory_bytes, check_disk, check_offload, need
+from vopt.optimizer.room import available_memory_bytes, check_disk, check_offload, need, oom_kills
 
 
 @pytest.mark.fault("disk too small")
@@ -36,3 +36,25 @@ def test_offload_beyond_half_of_the_free_memory_is_refused(name: str) -> None:
 
 def test_this_host_knows_its_memory() -> None:
     assert (available_memory_bytes() or 0) > 2**20
+
+
+@pytest.mark.parametrize(
+    ("groups", "file"),
+    [
+        ("0::/search.slice/a:b", "search.slice/a:b/memory.events"),
+        ("9:cpu:/x\n4:hugetlb,memory:/box\n0::/", "memory/box/memory.oom_control"),
+    ],
+)
+def test_kills_for_lack_of_memory_are_counted_in_our_group_and_on_the_host(tmp_path: Path, groups: str, file: str) -> None:
+    proc, mounted = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text(groups + "\n")
+    assert oom_kills(proc, mounted) == 0
+    (mounted / file).parent.mkdir(parents=True)
+    (mounted / file).write_text("oom 9\noom_kill 2\nunder_oom 0\noom_group_kill 5\n")
+    (proc / "vmstat").write_text("nr_free_pages 12\noom_kill 3\n")
+    assert oom_kills(proc, mounted) == 5
+
+
+def test_this_host_counts_its_kills() -> None:
+    assert oom_kills() >= 0

@@ -18,7 +18,7 @@ from landscapes import Landscape, small_landscape
 
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
 from vopt.optimizer.events import Event
-from vopt.optimizer.history import Stage, TrialRecord, TrialRequest
+from vopt.optimizer.history import Arm, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.recommend import Recommendation
 from vopt.optimizer.results import MOST_RECORD_BYTES, fitted
 from vopt.optimizer.search import search
@@ -210,6 +210,52 @@ def test_a_configuration_that_killed_the_search_twice_is_marked(url: str) -> Non
     assert len(marked) == 1
     assert "died twice" in marked[0].reason
     assert sum(dict(record.config) == killer for record in read_study(url).trials) == 1
+
+
+@pytest.mark.fault("search killed twice, with a good end between")
+def test_a_configuration_that_came_to_a_good_end_in_between_is_innocent(url: str) -> None:
+    landscape = small_landscape()
+    baseline_starts: list[str] = []
+
+    def evaluate(request: TrialRequest) -> TrialRecord:
+        if not dict(request.config):
+            baseline_starts.append(request.label)
+            if len(baseline_starts) in (1, 3):  # 1: its first start; 2: measured; 3: its next start, in the confirmation
+                raise Killed
+        return landscape.evaluator(0)(request)
+
+    study = create(url, landscape)
+    for _ in range(2):
+        with pytest.raises(Killed):
+            search(setup_for(landscape), study, evaluate, silent)
+        study.close()
+        study = Study.reopen(url, None, landscape.space)
+    search(setup_for(landscape), study, evaluate, silent)
+    study.close()
+    assert not [record for record in read_study(url).trials if record.failure is not None and not dict(record.config)]
+
+
+@pytest.mark.fault("confirmation kills the search twice")
+def test_a_confirmation_start_that_killed_the_search_twice_is_marked(url: str) -> None:
+    landscape = small_landscape()
+
+    def evaluate(request: TrialRequest) -> TrialRecord:
+        if request.arm is Arm.FINALIST:
+            raise Killed
+        return landscape.evaluator(0)(request)
+
+    study = create(url, landscape)
+    for _ in range(2):
+        with pytest.raises(Killed):
+            search(setup_for(landscape), study, evaluate, silent)
+        study.close()
+        study = Study.reopen(url, None, landscape.space)
+    with pytest.raises(Killed):  # the next best is tried now
+        search(setup_for(landscape), study, evaluate, silent)
+    study.close()
+    (marked,) = [record for record in read_study(url).trials if record.arm is Arm.FINALIST]
+    assert marked.failure is not None
+    assert "died twice" in marked.failure.detail
 
 
 @pytest.mark.fault("second search on a study")

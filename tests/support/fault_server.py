@@ -10,6 +10,7 @@ import contextlib
 import gzip
 import json
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -91,13 +92,14 @@ class FaultServer:
 
     answer: Callable[[str, dict[str, Any]], Script]
     port: int = 0
+    scheme: str = "http"
     requests: list[tuple[str, str, dict[str, str], dict[str, Any]]] = field(default_factory=list)
     connections: int = 0
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -147,11 +149,13 @@ class FaultServer:
 
 
 @contextlib.asynccontextmanager
-async def serving(answer: Callable[[str, dict[str, Any]], Script] | Script) -> AsyncIterator[FaultServer]:
-    """A server on a free port of 127.0.0.1 that answers every request with ``answer``."""
+async def serving(
+    answer: Callable[[str, dict[str, Any]], Script] | Script, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[FaultServer]:
+    """A server on a free port of 127.0.0.1 that answers every request with ``answer``, over TLS where a context is given."""
     scripted = answer if callable(answer) else lambda path, document: answer
-    faulty = FaultServer(scripted)
-    server = await asyncio.start_server(faulty.serve, "127.0.0.1", 0, backlog=2048)
+    faulty = FaultServer(scripted, scheme="http" if tls is None else "https")
+    server = await asyncio.start_server(faulty.serve, "127.0.0.1", 0, backlog=2048, ssl=tls)
     faulty.port = server.sockets[0].getsockname()[1]
     try:
         yield faulty

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,14 +16,14 @@ Answer = Callable[[str, dict[str, Any]], Script]
 
 
 @contextmanager
-def threaded(answer: Answer) -> Iterator[FaultServer]:
-    """``serving(answer)`` until the block ends."""
+def threaded(answer: Answer, tls: ssl.SSLContext | None = None) -> Iterator[FaultServer]:
+    """``serving(answer, tls)`` until the block ends."""
     ready, found = threading.Event(), []
     loop = asyncio.new_event_loop()
     over = asyncio.Event()
 
     async def run() -> None:
-        async with serving(answer) as server:
+        async with serving(answer, tls) as server:
             found.append(server)
             ready.set()
             await over.wait()

@@ -111,6 +111,7 @@ def _trial(clock: _Clock, label: str, config: EngineConfig, stage: Stage, **chan
         start_parts_s={"import": 9.0, "weights": 14.0, "compile": start - 31.0, "capture": 8.0},
         began_at=clock.take(sum(phases.values())),
         directory="",
+        token_curve=() if failure else tuple(24_000.0 * second for second in range(1, 61)),
         served=stage in (Stage.CONFIRMATION, Stage.SOAK),
         environment={"vllm": "0.32.0", "gpus": ["NVIDIA H200"], "driver": "580.95.05"},
     )

@@ -27,19 +27,24 @@ def framed(payload: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(event), event)
 
 
-def token(finish_reason: str = "null") -> bytes:
+def token(text: str, finish_reason: str = "null") -> bytes:
     """One token as vLLM 0.32 streams it for completions."""
     return framed(
         b'{"id":"cmpl-8f3c2b1a90d7465e","object":"text_completion","created":1764000000,"model":"mock",'
-        b'"choices":[{"index":0,"text":" tokens","logprobs":null,"finish_reason":'
+        b'"choices":[{"index":0,"text":"'
+        + text.encode()
+        + b'","logprobs":null,"finish_reason":'
         + finish_reason.encode()
         + b',"stop_reason":null,'
         b'"prompt_token_ids":null,"token_ids":null}]}'
     )
 
 
-TOKEN = token()
-LAST = token('"length"')
+# Texts of many lengths, as a vocabulary has them: JSON and frames differ from token to token.
+TEXTS = [" " * (number % 3 > 0) + "abcdefghijklmnopqrstuvwxyz"[: 1 + number % 11] + str(number) for number in range(500)]
+TOKENS = [token(text) for text in TEXTS]
+BATCHES = [b"".join(TOKENS[at : at + BATCH]) for at in range(0, len(TOKENS) - BATCH, BATCH)]
+LAST = token(" end", '"length"')
 
 
 TTFT: dict[str, float] = {}
@@ -105,18 +110,17 @@ class Stream(asyncio.Protocol):
 
     async def saturated(self, prompt: list[int], max_tokens: int) -> None:
         self.write(HEAD)
-        batch = TOKEN * BATCH
         whole, rest = divmod(max_tokens - 1, BATCH)
-        for _ in range(whole):
+        for number in range(whole):
             await self.writable.wait()
-            self.write(batch)
+            self.write(BATCHES[number % len(BATCHES)])
             await asyncio.sleep(0)
-        self.write(TOKEN * rest + LAST + tail(len(prompt), max_tokens))
+        self.write(b"".join(TOKENS[:rest]) + LAST + tail(len(prompt), max_tokens))
 
     async def paced(self, prompt: list[int], max_tokens: int) -> None:
         received = time.perf_counter()
         await asyncio.sleep(FIRST_CHUNK_S)
-        self.write(HEAD + TOKEN)
+        self.write(HEAD + TOKENS[0])
         TTFT[",".join(map(str, prompt))] = time.perf_counter() - received
         WHEEL.join(Paced(self, max_tokens - 1, tail(len(prompt), max_tokens)), self.every_s)
 
@@ -133,7 +137,7 @@ class Paced:
         if self.left <= 0 or self.stream.transport is None:
             self.stream.write(LAST + self.end)
             return False
-        self.stream.transport.write(TOKEN)
+        self.stream.transport.write(TOKENS[self.left % len(TOKENS)])
         return True
 
 

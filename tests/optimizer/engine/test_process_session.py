@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.sessions import eventually, leader_of, named, plan, source
 
-from vopt.objectives.records import LoadStatus
+from vopt.objectives.records import LoadResult, LoadStatus
+from vopt.optimizer.engine import trial_process
 from vopt.optimizer.engine.kin import alive, descendants
 from vopt.optimizer.engine.process import ProcessSession, engine_environment
 from vopt.optimizer.engine.spare import Spares
+from vopt.optimizer.engine.wire import plan_to_json
 from vopt.optimizer.trial import Deadlines, EngineConfig, EngineFailure, Failed, FailureKind, Phase, TrialSpec
 
 STUB = Path(__file__).parents[2] / "support" / "stub_vllm"
@@ -145,6 +151,22 @@ def test_the_next_trial_takes_the_process_that_imported_during_this_start(trial:
     assert not [path for path in third.log.parent.parent.iterdir() if path.name.startswith(".spare")]
 
 
+def test_weights_are_read_ahead_until_the_engine_is_up(trial: Trial, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    with (model / "model.safetensors").open("wb") as file:
+        file.write(os.urandom(20 << 20))
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    session = trial()
+    session._spec = dataclasses.replace(session._spec, model=str(model))
+    assert session.start(no_phase).start_parts_s["weights_ahead"] > 0
+    assert not [thread for thread in threading.enumerate() if thread.name == "vopt-readahead"], "nothing reads beside a load"
+    again = trial()
+    again._spec = dataclasses.replace(again._spec, model=str(model))
+    assert "weights_ahead" not in again.start(no_phase).start_parts_s, "they are in the page cache"
+
+
 START_FAULTS = [
     ("fail_start", MAMBA, {}, FailureKind.MAMBA_BLOCKS, {"max_num_seqs": {"at_most": 856}}),
     ("fail_start", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.27 GiB.", {}, FailureKind.OOM_START, {}),
@@ -215,6 +237,37 @@ def test_a_death_under_load_is_noticed_at_once(trial: Trial, fault: str, message
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("at", ["start", "load"])
+@pytest.mark.fault("out-of-memory kill")
+def test_a_kill_that_the_kernel_counted_is_lack_of_memory(trial: Trial, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    kills = [3]
+    monkeypatch.setattr("vopt.optimizer.room.oom_kills", lambda: kills[0])
+    session = trial("hang_start" if at == "start" else "", start_s=30.0)
+
+    def kernel_kills(pid: int) -> None:
+        kills[0] += 1
+        os.kill(pid, signal.SIGKILL)
+
+    def on_phase(phase: Phase, words: str) -> None:
+        if at == "start" and words == "starting the engine":
+            threading.Timer(0.5, kernel_kills, (leader_of(session._up.process),)).start()
+
+    def on_tick(tick: Any) -> bool:
+        if kills[0] == 3:
+            kernel_kills(leader_of(session._up.process))
+        return True
+
+    def start_and_load() -> None:
+        session.start(on_phase)
+        session.load(source(), plan(window_s=30.0), on_tick)
+
+    failed = failure_of(start_and_load)
+    assert failed.kind is (FailureKind.OOM_START if at == "start" else FailureKind.OOM_LOAD)
+    assert "the kernel killed a process for lack of memory" in failed.detail
+    assert session.close() == ()
+
+
+@pytest.mark.slow
 @pytest.mark.fault("trial process stops")
 def test_a_trial_process_whose_loop_stops_is_a_hang(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vopt.optimizer.engine.process.SILENCE_S", 3.0)
@@ -257,12 +310,37 @@ def test_closing_before_anything_began_is_clean(trial: Trial) -> None:
 def test_secrets_stay_out_of_trials(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "top-secret-key")
     monkeypatch.setenv("HF_TOKEN", "hf_top_secret")
+    monkeypatch.setenv("VLLM_ENABLE_STARTUP_PLAN", "1")
     spec = trial()._spec
     environment, _ = engine_environment(dataclasses.replace(spec, revision="abc"))
     assert "VLLM_API_KEY" not in environment
     assert "HF_TOKEN" not in environment
+    assert "VLLM_ENABLE_STARTUP_PLAN" not in environment
     assert environment["HF_HUB_OFFLINE"] == "1"
     fetching, _ = engine_environment(spec)
     assert "HF_HUB_OFFLINE" not in fetching
     assert fetching["VLLM_HOST_IP"] == "127.0.0.1"
     assert fetching["VLLM_NO_USAGE_STATS"] == "1"
+
+
+async def test_nothing_is_collected_that_the_imports_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``vllm serve`` takes its heap out of garbage collection; in-process streams must not stop for it either."""
+    frozen: list[int] = []
+    result = LoadResult((), None, LoadStatus.COMPLETE)
+
+    async def drive(*_: Any) -> LoadResult:
+        frozen.append(gc.get_freeze_count())
+        return result
+
+    monkeypatch.setattr("vopt.optimizer.load.drive.drive", drive)
+    (tmp_path / "source.json").write_text(json.dumps(source().to_json()))
+    order = {"source": str(tmp_path / "source.json"), "records": str(tmp_path / "r.gz"), "plan": plan_to_json(plan())}
+    told: list[Any] = []
+    commands = SimpleNamespace(stop_load=threading.Event())
+    try:
+        engine = SimpleNamespace(dead=None)
+        await trial_process.load(engine, order, commands, SimpleNamespace(send=told.append))  # type: ignore[arg-type]
+    finally:
+        gc.unfreeze()
+    assert frozen[0] > 10_000
+    assert told[-1]["event"] == "loaded"

@@ -11,7 +11,7 @@ from simulation import DENSE, HYBRID, model
 
 from vopt.optimizer.engine.hardware import hardware
 from vopt.optimizer.engine.roofline import StepTime
-from vopt.optimizer.engine.simulated_engine import normals, speculative_steps
+from vopt.optimizer.engine.simulated_draws import normals, speculative_steps
 from vopt.optimizer.engine.simulated_scheduler import Scheduler
 from vopt.optimizer.engine.simulated_state import PrefixCache, Sequence
 from vopt.search_spaces.memory import memory_plan

@@ -34,6 +34,17 @@ def test_a_start_log_tells_parts_and_sizes() -> None:
     assert log.messages == ("Something to know.",)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "(Worker pid=9) INFO 11-30 [cpu_worker.py:260] Auto set (1.16/23.47) GiB for KV cache on node 0, with 1.9",
+        "(Worker pid=9) INFO 11-30 [cpu_worker.py:260] Explicitly set (1.16/23.47) GiB for KV cache on node 0.",
+    ],
+)
+def test_the_cpus_cache_size_is_read_as_well(line: str) -> None:
+    assert read_start_log([line]).kv_cache_bytes == round(1.16 * 2**30)
+
+
 def test_an_empty_log_tells_nothing_rather_than_zero() -> None:
     log = read_start_log([])
     assert (log.parts_s, log.kv_cache_tokens, log.kv_cache_bytes) == ({}, None, None)
@@ -80,7 +91,7 @@ def test_the_start_class_is_what_a_start_added_to_the_caches(tmp_path: Path) -> 
     first = caches.cache_state(tmp_path)
     assert caches.start_class(empty, first) is StartClass.FIRST
     assert caches.start_class(first, caches.cache_state(tmp_path)) is StartClass.KNOWN_KEY
-    key(tmp_path, "b" * 10, "torch_aot_compile")
+    key(tmp_path, "b" * 10, "torch_compile_cache/torch_aot_compile")
     assert caches.start_class(first, caches.cache_state(tmp_path)) is StartClass.NEW_KEY
 
 
@@ -100,6 +111,12 @@ def test_nothing_that_the_environment_sets_is_temporary_or_public(tmp_path: Path
     assert environment["VLLM_CACHE_ROOT"].startswith(str(tmp_path))
     assert environment["TRITON_CACHE_DIR"].startswith(str(tmp_path))
     assert environment["VLLM_HOST_IP"] == "127.0.0.1"
-    assert environment["VLLM_ENGINE_READY_TIMEOUT_S"] == "900"
+    assert int(environment["VLLM_ENGINE_READY_TIMEOUT_S"]) > 900
     assert ("VLLM_USE_AOT_COMPILE" in environment) == cpu_build
     assert ("HF_HUB_OFFLINE" in environment) == offline
+
+
+def test_a_deadline_that_changes_leaves_the_environment_as_it_is(tmp_path: Path) -> None:
+    """A process that imported vLLM ahead, under the deadline of the trial before, has to be of use for the next one."""
+    first, later = (caches.engine_environment(tmp_path, cpu_build=False, offline=True, start_s=s) for s in (1200.0, 300.0))
+    assert first == later

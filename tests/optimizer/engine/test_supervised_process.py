@@ -266,3 +266,14 @@ def test_a_program_that_does_not_exist_is_an_ending_not_an_exception(tmp_path: P
     assert process.poll(20.0) == 127
     assert "No such file" in (process.spawn_error or "")
     assert process.stop() == ()
+
+
+def test_a_log_named_from_here_lies_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor works in the root directory; a name relative to ours would be unknown there, and nothing would start."""
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, "-S", "-c", "print('here')"]
+    process = SupervisedProcess(command, environment=dict(os.environ), log=Path("own.log"))
+    wait_for(lambda: process.poll() is not None)
+    process.stop(0.1)
+    assert process.exit_code == 0
+    assert (tmp_path / "own.log").read_text() == "here\n"

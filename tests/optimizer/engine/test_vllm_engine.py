@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 from contracts.engine_contract import EngineContract, Execute, request, send
 
+from vopt.objectives.metrics import compute_metrics
 from vopt.objectives.records import RequestFailureKind
 from vopt.optimizer.engine.base import Engine
 from vopt.optimizer.engine.vllm import VllmEngine
+from vopt.optimizer.load.drive import drive
+from vopt.optimizer.load.plan import Arrivals, LoadPlan
+from vopt.optimizer.load.source import RequestSource
 
 STUB = Path(__file__).parents[2] / "support" / "stub_vllm"
 
@@ -74,6 +78,27 @@ def test_the_engine_is_built_with_the_defaults_of_vllm_serve(llms: list[Any]) ->
         "the caller's values stay as they were"
     )
     assert "hf_token" not in started.resolved
+
+
+def test_requests_in_flight_are_in_the_window_of_their_load(llms: list[Any]) -> None:
+    """They are told on the engine's clock, counted from the load's zero: else none of their tokens would be in its window."""
+    source = RequestSource(lengths=((40, 1_500),) * 8, bodies=(tuple(range(20, 400)),), digit_ids=tuple(range(8, 18)))
+    window = {"warmup_factor": 0.0, "min_requests": 0, "max_doublings": 0, "tick_s": 0.2, "deadline_s": 30.0}
+
+    async def main() -> Any:
+        engine = VllmEngine.build("some/model", {})
+        llms.append(engine._llm)
+        before_s = engine.now()
+        load = await drive(engine, source, LoadPlan(Arrivals.CLOSED, 1.0, concurrency=4, **window))
+        return load, engine.now() - before_s
+
+    load, took_s = asyncio.run(main())
+    in_flight = [record for record in load.records if record.censored]
+    assert len(in_flight) == 4
+    for record in in_flight:
+        assert 0 <= record.sent_s <= record.chunk_times_s[0] <= record.chunk_times_s[-1] <= took_s
+        assert record.chunk_times_s[-1] > load.window.opened_s
+    assert compute_metrics(load).values["output_tokens_per_s"] > 0
 
 
 def test_an_argument_that_this_vllm_lacks_is_named(stub_vllm: None) -> None:

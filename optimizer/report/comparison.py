@@ -1,0 +1,69 @@
+"""Metrics of two arms side by side: mean and spread over engine starts, and which is better."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from vopt.optimizer.history import TrialRecord
+from vopt.optimizer.report import wording
+
+METRIC_ORDER = (
+    "tokens_per_s",
+    "output_tokens_per_s",
+    "requests_per_s",
+    "goodput_per_s",
+    "success_rate",
+    *(f"{part}_{metric}_s" for metric in ("ttft", "tpot", "e2e") for part in ("mean", "p50", "p90", "p95", "p99")),
+    "kv_peak",
+    "preemptions",
+    "acceptance_length",
+    "prefix_hit_rate",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A metric over the engine starts of one arm: mean, least and greatest. One start: no spread."""
+
+    mean: float
+    low: float
+    high: float
+    starts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One metric of baseline and winner. ``change`` is winner / baseline; ``better`` is ``None`` when they do not differ, or
+    when neither direction is better (gauges)."""
+
+    metric: str
+    baseline: Spread | None
+    winner: Spread | None
+    change: float | None
+    better: bool | None
+
+
+def names_of(trials: Iterable[TrialRecord]) -> set[str]:
+    return {name for trial in trials if trial.metrics for name in trial.metrics.values}
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    rank = {name: place for place, name in enumerate(METRIC_ORDER)}
+    return sorted(names, key=lambda name: (rank.get(name, len(rank)), name))
+
+
+def spread_of(name: str, trials: Sequence[TrialRecord], stated: Mapping[str, float]) -> Spread | None:
+    values = [value for trial in trials if trial.metrics and (value := trial.metrics.get(name)) is not None]
+    if not values:
+        return Spread(stated[name], stated[name], stated[name], 1) if name in stated else None
+    return Spread(statistics.fmean(values), min(values), max(values), len(values))
+
+
+def compare(name: str, baseline: Spread | None, winner: Spread | None) -> Comparison:
+    change = winner.mean / baseline.mean if baseline and winner and baseline.mean else None
+    better = None
+    if change is not None and wording.is_cost(name) and abs(change - 1) >= 0.0005:
+        better = (change < 1) is wording.lower_is_better(name)
+    return Comparison(name, baseline, winner, change, better)

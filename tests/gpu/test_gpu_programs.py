@@ -1,0 +1,159 @@
+"""The programs for a GPU host, tried on a simulated one: they go on where they stopped, and write what is read later."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Phase
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import in_process_vs_served
+import noise
+import record_table
+import recorded
+import starts
+import studies
+import table_rows
+
+TRY = ["--simulate", "h200", "--window", "2", "--budget", "1000"]
+SMALL = ["--model", "Qwen/Qwen3-0.6B", "--set", "load_format=dummy", "--set", "max_model_len=8192"]
+
+
+def test_the_table_has_at_least_60_distinct_rows_the_most_informative_first() -> None:
+    rows = table_rows.rows()
+    assert len({json.dumps(row, sort_keys=True) for row in rows}) == len(rows) >= 60
+    assert rows[0] == {}
+    assert rows == table_rows.rows()
+    alone = [row for row in rows if len(row) == 1]
+    for name, values in table_rows.SPACE.items():
+        assert [row[name] for row in alone if name in row and row not in table_rows.BROKEN] == list(values[1:])
+    assert max(rows.index(row) for row in alone) < 30
+    assert all(len(row) <= 4 for row in rows)
+
+
+def test_every_row_has_two_starts_and_the_noise_is_known_early() -> None:
+    order = table_rows.starts()
+    assert set(order) == {(row, start) for row in range(table_rows.ROWS) for start in (0, 1)}
+    assert len(order) == len(set(order))
+    assert order.index((0, 1)) == 3
+    repeats = [start for _, start in order[:96]]
+    assert sum(repeats) == 24
+
+
+def test_a_table_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "table.jsonl"
+    words = [*SMALL, "--rows", "2", "--levels", "4,16", "--out", str(out), *TRY]
+    assert record_table.main([*words, "--budget", "0"]) == starts.WORK_REMAINS
+    assert record_table.main(words) == 0
+    lines = out.read_text().splitlines()
+    assert len(lines) == 1 + 4
+    out.write_text("\n".join([*lines[:3], lines[3][:40]]))  # a break in the middle of a line
+    assert record_table.main(words) == 0
+    again = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(row["row"], row["start"]) for row in again[1:]] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert "2 of 2 configurations, 4 starts, 0 remain" in capsys.readouterr().out
+    table = recorded.read_table(out)
+    assert table.header["workload_digest"]
+    assert set(table.starts[0].levels) == {4, 16}
+    assert recorded.recorded_landscape(out).regret({}) < 1.0
+
+
+def test_a_table_of_something_else_is_not_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SMALL, "--rows", "1", "--levels", "4", "--out", str(tmp_path / "table.jsonl"), *TRY]
+    assert record_table.main(words) == 0
+    assert record_table.main([*words, "--levels", "8"]) == 2
+    assert "begun with levels" in capsys.readouterr().err
+
+
+def test_failures_of_a_configuration_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "table.jsonl"
+    monkeypatch.setattr(record_table, "rows", lambda count: ({}, *table_rows.BROKEN))
+    assert record_table.main(["--rows", "5", "--levels", "4", "--out", str(out), *SMALL, *TRY]) == 0
+    kinds = [start.failure and start.failure.value for start in recorded.read_table(out).starts]
+    assert kinds.count(None) == 2
+    assert set(kinds) == {None, "kv_too_small", "invalid_config"}
+
+
+def test_what_the_machine_failed_in_is_tried_again_and_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, real, seen = tmp_path / "table.jsonl", starts.measured_start, []
+
+    def failing(stand: starts.Stand, config: Mapping[str, Any], *rest: Any, label: str, **options: Any) -> dict[str, Any]:
+        seen.append(label)
+        if label == "1-0" and seen.count(label) <= 2:
+            raise EngineFailure(Failed(Phase.START, FailureKind.MEMORY_HELD, "somebody else holds it"))
+        return real(stand, config, *rest, label=label, **options)
+
+    monkeypatch.setattr(starts, "measured_start", failing)
+    words = [*SMALL, "--rows", "2", "--levels", "4", "--out", str(out), *TRY]
+    assert record_table.main(words) == 0
+    assert seen == ["0-0", "1-0", "0-1", "1-1", "1-0", "1-0"]
+    assert len(recorded.read_table(out).starts) == 4
+
+
+def test_where_the_defaults_do_not_start_nothing_is_recorded(tmp_path: Path) -> None:
+    out = tmp_path / "table.jsonl"
+    assert record_table.main([*SMALL, "--rows", "2", "--set", "kv_cache_memory_bytes=1000", "--out", str(out), *TRY]) == 3
+    assert len(out.read_text().splitlines()) == 1
+
+
+def test_a_machine_that_goes_on_failing_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any, **__: Any) -> dict[str, Any]:
+        raise EngineFailure(Failed(Phase.START, FailureKind.GPU_LOST, "GPU 0 is gone"))
+
+    monkeypatch.setattr(starts, "measured_start", failing)
+    assert record_table.main([*SMALL, "--rows", "2", "--levels", "4", "--out", str(tmp_path / "t.jsonl"), *TRY]) == 3
+
+
+def test_noise_prints_the_spread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SMALL, "--starts", "3", "--loads", "2", "--concurrency", "8", "--out", str(tmp_path / "noise.jsonl"), *TRY]
+    assert noise.main(words) == 0
+    assert noise.main(words) == 0
+    printed = capsys.readouterr().out
+    assert "3 starts of 2 loads" in printed
+    assert "tokens_per_s" in printed
+    assert printed.count("Qwen3-0.6B-1:") == 1, "what is recorded is not measured again"
+
+
+def test_both_ways_of_measuring_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SMALL, "--pairs", "2", "--levels", "8", "--out", str(tmp_path / "served.jsonl"), *TRY]
+    assert in_process_vs_served.main(words) == 0
+    printed = capsys.readouterr().out
+    assert "served / in-process over 2 pairs" in printed
+    entries = [json.loads(line) for line in next(tmp_path.glob("served-*.jsonl")).read_text().splitlines()[1:]]
+    assert [entry["served"] for entry in entries] == [False, True, True, False]
+
+
+@pytest.mark.slow
+def test_studies_are_gone_on_with_and_their_answers_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["--only", "8b-throughput", "--model", "Qwen/Qwen3-8B", "--set", "load_format=dummy", "--simulate", "h200"]
+    words += ["--out", str(tmp_path / "s.db"), "--window", "5", "--words=--trials 2"]
+    assert studies.main([*words, "--budget", "1"]) == starts.WORK_REMAINS, "nothing is begun that would be cut off at once"
+    assert studies.main([*words, "--budget", "300"]) == 0
+    kept = tmp_path / "8b-throughput.json"
+    answer = json.loads(kept.read_text())
+    kept.unlink()  # as if a break had come before the answer was written
+    assert studies.main([*words, "--budget", "300"]) == 0
+    again = json.loads(kept.read_text())
+    assert again["verdict"] == answer["verdict"]
+    assert again["trials"] == answer["trials"]
+    printed = capfd.readouterr().out
+    assert printed.count("8b-throughput: begun") == 1
+    assert printed.count("8b-throughput: resumed") == 1
+
+
+def test_a_search_that_outlasts_the_budget_is_interrupted_as_by_ctrl_c() -> None:
+    script = "import signal, sys, time; signal.signal(2, lambda *_: sys.exit(130)); print(1, flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline()
+        assert studies.interrupted(process) == 130
