@@ -13,7 +13,7 @@ from vopt.optimizer.events import Event, Note
 from vopt.optimizer.history import FailureSummary, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.opening import opening, switched_off
 from vopt.optimizer.search import search
-from vopt.optimizer.setup import Budget, Pinned, SearchSetup
+from vopt.optimizer.setup import Budget, SearchSetup
 from vopt.optimizer.trial import EngineConfig, FailureKind, Phase
 from vopt.search_spaces.learned import Learned
 from vopt.search_spaces.space import Inactive, SearchSpace
@@ -186,8 +186,7 @@ def test_what_vllm_refuses_before_a_start_costs_no_trial_and_teaches() -> None:
 
     study = MemoryStudy()
     budget = Budget(trials=5, rounds=0, time_s=None, soak_s=0)
-    pinned = tuple(Pinned(EngineConfig({"moe_backend": name}), "asked for") for name in ("triton", "cutlass", "marlin"))
-    search(SearchSetup(goal=THROUGHPUT, space=body, budget=budget, pinned=pinned), study, evaluate, lambda _: None)
+    search(SearchSetup(goal=THROUGHPUT, space=body, budget=budget), study, evaluate, lambda _: None)
     searched = [record for record in study.records() if record.stage is Stage.SEARCH]
     assert sum(record.failure is None for record in searched) == budget.searched
     assert sum(record.failure is not None for record in searched) <= budget.searched
