@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from landscapes import small_landscape
 from published import published_landscape
 from random_family import random_landscape
+from recorded import ASSETS
+from recorded import recorded_landscape as table_landscape
 from recorded_study import recorded_landscape
 from simulated_families import simulated_families
 
@@ -21,6 +24,16 @@ FAMILIES: dict[str, Callable[[int], Any]] = {
     "h200-0.6b": lambda seed: recorded_landscape(),
     **simulated_families(),
 }
+
+
+def of_table(path: Path) -> Callable[[int], Any]:
+    """A recorded table at its highest load, whatever the seed."""
+    return lambda seed: table_landscape(path)
+
+
+FAMILIES |= {path.stem: of_table(path) for path in sorted(ASSETS.glob("*-table.jsonl"))}
+"""And every table that `tests/gpu/record_table.py` has recorded, by its file's name."""
+
 DEFAULT = (
     "random",
     "9b-throughput",

@@ -52,7 +52,6 @@ def holders_of(folder: Path, secret: str) -> list[str]:
     return [str(path) for path in folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
 
 
-@pytest.mark.long
 def test_throughput_from_defaults_to_a_confirmed_answer(search: Search, tiny_models: tuple[Path, Path], tmp_path: Path) -> None:
     done, study = search(
         tiny_models[0],
@@ -104,7 +103,6 @@ def words_of(script: Path, folder: Path) -> list[str]:
     return done.stdout.split("\0")[:-1]
 
 
-@pytest.mark.long
 def test_latency_at_a_rate_of_a_hybrid_model(search: Search, tiny_models: tuple[Path, Path]) -> None:
     done, study = search(
         tiny_models[1],

@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+import families
 import recorded
 import simulator
 from landscapes import LATENCY
@@ -75,6 +76,10 @@ def test_a_table_is_a_landscape() -> None:
     both = landscape.space.point_of({"max_num_seqs": 512, "performance_mode": "throughput"})
     assert landscape.space.violations(both), "what was not recorded cannot be measured"
     assert landscape.space.default_point()["max_num_seqs"] == 1024
+
+
+def test_a_table_is_a_family_of_the_regret_benchmark() -> None:
+    assert families.of_table(SMALL_TABLE)(1000).regret({}) == recorded.recorded_landscape(SMALL_TABLE).regret({})
 
 
 def test_a_table_has_a_landscape_for_each_level_and_goal() -> None:
