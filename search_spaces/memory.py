@@ -236,7 +236,8 @@ def can_start(
     if resolved.num_gpu_blocks is not None:
         at_most = float(resolved.num_gpu_blocks)
     elif plan.calibrated:
-        at_most = plan.blocks * (1 + MARGIN) + START_MARGIN * plan.limit_bytes / layout.block_bytes
+        most = plan.kv_bytes + MARGIN * max(0, plan.kv_bytes) + START_MARGIN * plan.limit_bytes
+        at_most = max(0.0, most / layout.block_bytes)
     else:
         at_most = plan.blocks_at_most * (1 + MARGIN)
     needed = layout.blocks_for(resolved.max_model_len)
