@@ -15,7 +15,7 @@ search: $(VENV)/installed
 search-cpu: $(VENV)/installed-test $(TINY)/config.json
 	$(BIN)/vopt search --goal throughput --model $(TINY) --set load_format=dummy --set enforce_eager=true \
 	  --set max_model_len=4096 --set gpu_memory_utilization=0.2 --vary max_num_seqs=16,64,256 --vary max_num_batched_tokens=512,2048,8192 \
-	  --concurrency 64 --trials 6 --window 5 --soak 10s --rounds 3
+	  --concurrency 64 --trials 5 --window 3 --soak 5s --rounds 3 --no-serve
 
 $(TINY)/config.json: | $(VENV)/installed-test
 	$(BIN)/python tests/support/tiny_models.py build/models
