@@ -20,8 +20,8 @@ import in_process_vs_served
 import noise
 import record_table
 import recorded
+import run_studies
 import starts
-import studies
 import table_rows
 
 TRY = ["--simulate", "h200", "--window", "2", "--budget", "1000"]
@@ -136,12 +136,12 @@ def test_both_ways_of_measuring_are_compared(tmp_path: Path, capsys: pytest.Capt
 def test_studies_are_gone_on_with_and_their_answers_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ["--only", "8b-throughput", "--model", "Qwen/Qwen3-8B", "--set", "load_format=dummy", "--simulate", "h200"]
     words += ["--out", str(tmp_path / "s.db"), "--window", "5", "--words=--trials 2"]
-    assert studies.main([*words, "--budget", "1"]) == starts.WORK_REMAINS, "nothing is begun that would be cut off at once"
-    assert studies.main([*words, "--budget", "300"]) == 0
+    assert run_studies.main([*words, "--budget", "1"]) == starts.WORK_REMAINS, "nothing is begun that would be cut off at once"
+    assert run_studies.main([*words, "--budget", "300"]) == 0
     kept = tmp_path / "8b-throughput.json"
     answer = json.loads(kept.read_text())
     kept.unlink()  # as if a break had come before the answer was written
-    assert studies.main([*words, "--budget", "300"]) == 0
+    assert run_studies.main([*words, "--budget", "300"]) == 0
     again = json.loads(kept.read_text())
     assert again["verdict"] == answer["verdict"]
     assert again["trials"] == answer["trials"]
@@ -156,4 +156,4 @@ def test_a_search_that_outlasts_the_budget_is_interrupted_as_by_ctrl_c() -> None
     assert process.stdout is not None
     with process.stdout:
         assert process.stdout.readline()
-        assert studies.interrupted(process) == 130
+        assert run_studies.interrupted(process) == 130

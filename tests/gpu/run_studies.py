@@ -1,6 +1,6 @@
 """The searches of the record, one after the other: each a `vopt search`, gone on with by `vopt resume` after a break.
 
-    python tests/gpu/studies.py --models MODELS [--only 8b-throughput] [--budget 540]
+    python tests/gpu/run_studies.py --models MODELS [--only 8b-throughput] [--budget 540]
 
 A search that the budget cuts off is interrupted as by Ctrl-C: its results are kept, and the next run resumes it. What is
 finished is written as `vopt show --json` beside the database (`--out`). Exit code 10: searches remain.
