@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,12 +46,15 @@ def build_space(
     active: list[Parameter] = []
     inactive: list[Inactive] = []
     dormant: list[Parameter] = []
+    asked: list[PriorSeed] = []
     prior = mode_file(mode)
     narrowings = (*prior.keeps, *(user.keeps if user else ()))
     for declaration in merge_declarations(subject.arguments, choices, user):
         made, judged = judge.judge(declaration, narrowings)
         if judged is None and made is not None:
             active.append(made)
+            if declaration.asked and not made.ordered:  # no neighbour says what an alternative is worth
+                asked += [PriorSeed({made.name: value}, "asked for by you", declaration.source) for value in made.values]
             continue
         assert judged is not None
         inactive.append(judged)
@@ -65,13 +68,13 @@ def build_space(
         dormant=tuple(dormant),
         checks=(memory_check(subject, calibration),) if subject.shape is not None else (),
     )
-    seeds = (*(user.seeds if user else ()), *prior.seeds)
-    space = replace(space, seeds=_seeds(space, seeds, rank))
+    wanted, others = _seeds(space, asked, rank), _seeds(space, (*(user.seeds if user else ()), *prior.seeds), rank)
+    space = replace(space, seeds=(*wanted, *(seed for seed in others if all(seed.point != one.point for one in wanted))))
     return space.with_learned(learned) if learned is not None else space
 
 
 def _seeds(
-    space: SearchSpace, priors: tuple[PriorSeed, ...], rank: Callable[[Mapping[str, Any]], float] | None
+    space: SearchSpace, priors: Sequence[PriorSeed], rank: Callable[[Mapping[str, Any]], float] | None
 ) -> tuple[Seed, ...]:
     """The priors that lie in the space and differ from the default, repaired; best rank first where there is one."""
     found: list[Seed] = []

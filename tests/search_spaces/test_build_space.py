@@ -198,6 +198,15 @@ def test_seeds_follow_the_rank() -> None:
     assert ranked.seeds[0].point["max_num_seqs"] == 2048
 
 
+def test_alternatives_that_were_asked_for_are_tried_first() -> None:
+    asked = Choices(vary={"speculation": ("off", "mtp:1", "mtp:4"), "max_num_seqs": (256, 1024)})
+    seeds = build_space(subject(NINE), choices=asked, rank=lambda config: -len(config)).seeds
+    assert [seed.point["speculation"] for seed in seeds[:2]] == ["mtp:1", "mtp:4"]
+    assert all(seed.reason.startswith("asked for by you") for seed in seeds[:2])
+    points = [seed.point for seed in seeds]
+    assert all(points.count(point) == 1 for point in points), "what a mode file also names is one seed"
+
+
 def test_lessons_of_an_earlier_study_are_used() -> None:
     space = build_space(subject(NINE))
     bad = space.default_point() | {"attention_backend": "FLASHINFER"}
