@@ -54,7 +54,8 @@ def build_space(
         if judged is None and made is not None:
             active.append(made)
             if declaration.asked and not made.ordered:  # no neighbour says what an alternative is worth
-                asked += [PriorSeed({made.name: value}, "asked for by you", declaration.source) for value in made.values]
+                source = "--vary" if made.name in choices.vary else declaration.source
+                asked += [PriorSeed({made.name: value}, "asked for by you", source) for value in made.values]
             continue
         assert judged is not None
         inactive.append(judged)
