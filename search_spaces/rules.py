@@ -19,6 +19,8 @@ RULES = (*rules_engine.RULES, *rules_models.RULES, *rules_speculation.RULES)
 def rule_violations(config: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Violation]:
     """Every rule that a complete engine config breaks."""
     settings = Settings(config, facts)
+    if (below := rules_engine.size_below_one(settings)) is not None:
+        return [below]  # the other rules compute with sizes
     return [violation for check in RULES if (violation := check(settings)) is not None]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from vopt.search_spaces.rules import forbidden_violations, rule_violations
+from vopt.search_spaces.rules_engine import AT_LEAST_ONE
 
 MODEL = {
     "q_heads": 32,
@@ -123,6 +124,13 @@ def test_repairs_settle_the_rule_that_named_them(config: dict[str, Any], name: s
 def test_hybrids_have_rules_of_their_own(config: dict[str, Any], name: str) -> None:
     assert name in [violation.rule for violation in rule_violations(config, facts(HYBRID))]
     assert name not in [violation.rule for violation in rule_violations(config, facts())]
+
+
+@pytest.mark.parametrize("model", [MODEL, HYBRID], ids=["dense", "hybrid"])
+@pytest.mark.parametrize("size", [0, -1])
+@pytest.mark.parametrize("name", AT_LEAST_ONE)
+def test_no_other_rule_computes_with_a_size_that_is_none(name: str, size: int, model: dict[str, Any]) -> None:
+    assert [violation.rule for violation in rule_violations({name: size}, facts(model))] == ["size_below_one"]
 
 
 def test_versions_decide() -> None:
