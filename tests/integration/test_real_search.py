@@ -18,6 +18,7 @@ from vopt.optimizer.history import Arm, Stage, StudyRecord
 from vopt.optimizer.load.workload import named
 from vopt.optimizer.recommend import Verdict
 from vopt.optimizer.study import read_study
+from vopt.optimizer.trial import EngineConfig
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2400)]
 
@@ -71,7 +72,7 @@ def test_throughput_from_defaults_to_a_confirmed_answer(search: Search, tiny_mod
     assert not answer["simulated"]
     searched = [trial for trial in study.trials if trial.stage is Stage.SEARCH]
     assert len(searched) + sum(trial.stage is Stage.SCREENING for trial in study.trials) >= 6
-    assert searched[0].config == {}
+    assert searched[0].config == EngineConfig()
     assert searched[0].resolved["max_num_seqs"] == 128
     confirmed = [trial for trial in study.trials if trial.stage is Stage.CONFIRMATION]
     if confirmed:  # on a noisy machine nothing may come out above the defaults, and then nothing is confirmed
