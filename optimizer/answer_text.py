@@ -12,6 +12,7 @@ from vopt.optimizer.judge import Judged
 from vopt.optimizer.measurement import CLIENT_LIMITED
 from vopt.optimizer.progress import Progress
 from vopt.optimizer.recommend import Gain
+from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.verdict import Confirmation, drift
 
 DRIFT_BAND = 3.0  # times the restart noise
@@ -83,6 +84,20 @@ def soak_text(progress: Progress, soak: Judged | None) -> str:
     preempted = metrics.get("preemptions") if metrics else None
     shown = f", {preempted:.0f} preemptions" if preempted is not None else ""
     return f"no crash in {budget.soak_s / 60:g} minutes at peak load{requests}{shown}"
+
+
+def meaning_notes(progress: Progress, config: EngineConfig) -> list[str]:
+    """What of a recommended configuration changes the model's outputs, or what clients may ask for."""
+    notes = []
+    for parameter in progress.setup.space.parameters:
+        name = "speculative_config" if parameter.name == "speculation" else parameter.name.partition(".")[0]
+        if name not in config:
+            continue
+        if parameter.changes_outputs:
+            notes.append(f"{name} changes the outputs: compare the quality of answers before you serve it")
+        if parameter.changes_contract:
+            notes.append(f"{name} changes what the service offers: see that no client needs what it takes away")
+    return notes
 
 
 def general_notes(progress: Progress) -> list[str]:

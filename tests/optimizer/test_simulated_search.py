@@ -94,3 +94,11 @@ def test_limits_that_nothing_meets_end_with_exit_code_4_and_the_lowest_value_see
     assert answer["verdict"] == Verdict.NOTHING_FEASIBLE
     assert answer["command"] is None
     assert any("p95_ttft_s" in note for note in (answer["reason"], *answer["notes"]))
+
+
+@pytest.mark.slow
+def test_what_changes_outputs_is_marked_in_the_answer() -> None:
+    words = ("--model", "Qwen/Qwen3-8B", "--trials", "6", "--rounds", "0", "--soak", "0", "--concurrency", "512", "--no-guard")
+    answer = search(*words, "--allow-lossy", "kv_cache_dtype")
+    assert answer["winner"]["engine_config"]["kv_cache_dtype"] == "fp8"
+    assert any("kv_cache_dtype changes the outputs" in note for note in answer["notes"])
