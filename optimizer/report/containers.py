@@ -13,6 +13,9 @@ from vopt.optimizer.report.view import StudyView
 from vopt.optimizer.trial import Phase
 
 DEFAULT_PORT = 8000
+CACHE = "/cache"
+CACHES = {"HF_HOME": f"{CACHE}/huggingface", "VLLM_CACHE_ROOT": f"{CACHE}/vllm"}
+"""Where the container keeps weights and compiled graphs, whatever the home of its user is."""
 _PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--prefill-context-parallel-size")
 
 
@@ -21,7 +24,7 @@ def compose(view: StudyView, argv: Sequence[str], trial: str | None = None) -> d
     port, words = _in_container(argv)
     start_s = _start_period_s(view)
     probe = f"import urllib.request; urllib.request.urlopen('http://127.0.0.1:{port}/health', timeout=5)"
-    volumes: list[Any] = ["huggingface:/cache/huggingface", "vllm:/cache/vllm"]
+    volumes: list[Any] = [f"huggingface:{CACHES['HF_HOME']}", f"vllm:{CACHES['VLLM_CACHE_ROOT']}"]
     if (path := _model_path(words)) is not None:
         # The long form: a path may hold colons.
         volumes.append({"type": "bind", "source": _for_compose(path), "target": _for_compose(path), "read_only": True})
@@ -33,6 +36,7 @@ def compose(view: StudyView, argv: Sequence[str], trial: str | None = None) -> d
         "environment": [
             "HF_TOKEN",
             "VLLM_API_KEY",
+            *(f"{name}={path}" for name, path in CACHES.items()),
             *(f"{name}={_for_compose(value)}" for name, value in container_variables(view, trial).items()),
         ],
         "ports": [f"127.0.0.1:{port}:{port}"],
@@ -62,7 +66,7 @@ def manifests(view: StudyView, argv: Sequence[str], trial: str | None = None) ->
     labels = {"app.kubernetes.io/name": "vllm", "app.kubernetes.io/instance": name}
     probe = {"httpGet": {"path": "/health", "port": "http"}}
     gpus = {"nvidia.com/gpu": str(gpus_needed(argv))}
-    mounts: list[dict[str, Any]] = [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "cache", "mountPath": "/cache"}]
+    mounts: list[dict[str, Any]] = [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "cache", "mountPath": CACHE}]
     container = {
         "name": "vllm",
         "image": image(view),
@@ -74,6 +78,7 @@ def manifests(view: StudyView, argv: Sequence[str], trial: str | None = None) ->
                 "name": "HF_TOKEN",
                 "valueFrom": {"secretKeyRef": {"name": "huggingface", "key": "token", "optional": True}},
             },
+            *({"name": key, "value": path} for key, path in CACHES.items()),
             *({"name": key, "value": value.replace("$", "$$")} for key, value in container_variables(view, trial).items()),
         ],
         "resources": {"limits": dict(gpus), "requests": dict(gpus)},
