@@ -119,7 +119,7 @@ def child(asked: argparse.Namespace) -> None:
     """One client: a block of requests for each line of standard input, its figures as one line of standard output."""
     if asked.child == "theirs":
         import vllm.benchmarks.serve  # noqa: F401 - imported before the first block, as ours is
-    import vopt.optimizer.load.drive  # noqa: F401
+    import vopt.optimizer.load.drive  # noqa: F401 - likewise, for ours
 
     answers = os.fdopen(os.dup(1), "w")  # vLLM prints its own table
     os.dup2(2, 1)

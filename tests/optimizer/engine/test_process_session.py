@@ -339,6 +339,7 @@ async def test_nothing_is_collected_that_the_imports_left(tmp_path: Path, monkey
     commands = SimpleNamespace(stop_load=threading.Event())
     try:
         engine = SimpleNamespace(dead=None)
+        # A channel that only listens.
         await trial_process.load(engine, order, commands, SimpleNamespace(send=told.append))  # type: ignore[arg-type]
     finally:
         gc.unfreeze()
