@@ -429,7 +429,10 @@ def test_the_same_driver_runs_on_a_real_event_loop() -> None:
     result = asyncio.run(run())
     assert result.window is not None
     assert result.window.length_s == pytest.approx(0.5)
-    assert kinds(result)["censored"] == 8
+    seen = kinds(result)
+    assert seen["ok"] > 8
+    assert 0 < seen["censored"] <= 8, "all in flight at the end, less those that ended in that very moment"
+    assert seen.total() == seen["ok"] + seen["censored"]
     assert result.client.cpu_share is not None
     assert 0 < result.client.cpu_share <= 1.5
 
