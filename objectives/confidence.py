@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from scipy import optimize, stats
+from scipy import optimize, special
 
 from vopt.objectives.intervals import failure_share_upper as failure_share_upper  # part of this module's interface
 from vopt.objectives.metrics import Direction
@@ -179,7 +179,7 @@ def _visible_shift(freedom: int, power: float, alpha: float) -> float:
     critical = _t(1 - alpha, freedom)
 
     def missing_power(noncentrality: float) -> float:
-        return float(stats.nct.sf(critical, freedom, noncentrality)) - power
+        return 1 - float(special.nctdtr(freedom, noncentrality, critical)) - power
 
     return float(optimize.brentq(missing_power, 0.0, critical + 40.0))
 
@@ -270,4 +270,4 @@ def _standard_error(sd: float, n: int, m: int) -> float:
 
 @lru_cache(maxsize=1024)
 def _t(quantile: float, freedom: int) -> float:
-    return float(stats.t.ppf(quantile, freedom))
+    return float(special.stdtrit(freedom, quantile))

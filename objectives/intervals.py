@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special, stats
+from scipy import special
 
 Array = npt.NDArray[np.float64]
 
@@ -86,7 +86,7 @@ def failure_share_upper(failed: int, n: int, confidence: float = CONFIDENCE) -> 
     """One-sided upper Clopper-Pearson bound of the failure share; 1.0 when nothing was counted."""
     if not 0 <= failed <= n:
         raise ValueError(f"{failed} failures of {n} requests")
-    return 1.0 if failed == n else float(stats.beta.ppf(confidence, failed + 1, n - failed))
+    return 1.0 if failed == n else float(special.betaincinv(failed + 1, n - failed, confidence))
 
 
 def counts_per_part(at_s: Array, weights: Array | None, edges: Sequence[float]) -> Array:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vopt.optimizer.errors import GateFailed, Interrupted, NothingFeasible, VoptError
+from vopt.optimizer.one_thread import one_thread
 from vopt.optimizer.options import (
     BenchOptions,
     CheckedSpaceOptions,
@@ -100,8 +101,9 @@ def _print_json(document: Any) -> None:
 @_verb("search", SearchOptions)
 def search(options: SearchOptions) -> int | None:
     """Find the best launch command: the whole loop, from the defaults to a confirmed answer."""
-    from vopt.optimizer.launch import dry_run, launch
-    from vopt.optimizer.prepare import find_goal
+    with one_thread():
+        from vopt.optimizer.launch import dry_run, launch
+        from vopt.optimizer.prepare import find_goal
 
     goal = find_goal(options)
     progress = _progress(goal.metric, goal.direction == "maximize", options.simulate is not None, options.quiet)
@@ -119,7 +121,8 @@ def search(options: SearchOptions) -> int | None:
 @_verb("resume", ResumeOptions)
 def resume(options: ResumeOptions) -> int | None:
     """Go on with a study after an interruption, a crash, or with a larger budget."""
-    from vopt.optimizer.launch import relaunch
+    with one_thread():
+        from vopt.optimizer.launch import relaunch
     from vopt.optimizer.report.view import StudyView
     from vopt.optimizer.study import read_study
 

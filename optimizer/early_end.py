@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy import stats
+from scipy import special
 
 FIRST_SECOND = 20
 RATIO = 0.85
@@ -51,7 +51,7 @@ def ratio_bound(curve: Sequence[float], incumbent: Sequence[float]) -> float | N
     logs = [math.log(value) for value in left_out]
     mean = sum(logs) / blocks
     error = math.sqrt((blocks - 1) / blocks * sum((value - mean) ** 2 for value in logs))
-    return ratio * math.exp(float(stats.t.ppf(CONFIDENCE, blocks - 1)) * error)
+    return ratio * math.exp(float(special.stdtrit(blocks - 1, CONFIDENCE)) * error)
 
 
 def early_end(

@@ -1,4 +1,7 @@
-"""Where a search runs: the model's files and revision, versions, and what makes two measurements comparable."""
+"""Where a search runs: the model's files and revision, versions, and what makes two measurements comparable.
+
+The hub's client is imported where a hub is asked: simulations and local directories do without the half second it takes.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,10 @@ import re
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-from vopt.optimizer.errors import EnvironmentLacks, UsageError
+from vopt.optimizer.errors import UsageError
 from vopt.search_spaces.model import known_config
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -56,43 +55,26 @@ def find_model(name: str, *, revision: str | None = None, simulated: bool = Fals
             f"model {name!r} is neither a directory here nor a hub id like Qwen/Qwen3-8B",
             hint="vopt search --goal throughput --model Qwen/Qwen3-8B",
         )
-    try:
-        path = Path(hf_hub_download(name, "config.json", revision=revision))
-    except RepositoryNotFoundError:
-        raise UsageError(
-            f"model {name!r} does not exist on the hub, or your token may not see it", hint="hf auth login"
-        ) from None
-    except (EntryNotFoundError, HfHubHTTPError, OSError) as error:
-        # What is only not cached here is, for the hub's client, an entry that was not found as well.
-        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-            raise UsageError(f"model {name!r} has no config.json, so its architecture is unknown") from None
-        raise EnvironmentLacks(
-            f"model {name!r} is not cached here and the hub cannot be reached ({type(error).__name__})",
-            hint=f"hf download {name}   # where there is a network; or give a local directory",
-        ) from None
+    from vopt.optimizer.hub import config_file
+
+    path = config_file(name, revision)
     return ModelFiles(name, _read_config(path.parent), path.parent, path.parent.name)
-
-
-SKIPPED = ("*.pth", "original/*", "*.gguf")
-"""Files of a model repository that vLLM does not load by default."""
 
 
 def hub_cache() -> Path:
     """Where the hub's files are kept on this host."""
-    return Path(constants.HF_HUB_CACHE)
+    from vopt.optimizer.hub import cache_directory
+
+    return cache_directory()
 
 
 def missing_bytes(model: ModelFiles) -> int:
-    """What is still to be fetched of a hub model; 0 for a local directory, and where the hub cannot be asked (then what is
-    missing is told by the fetch itself)."""
+    """What is still to be fetched of a hub model; 0 for a local directory, and where the hub cannot be asked."""
     if model.directory is None or Path(model.name).expanduser().is_dir():
         return 0
-    try:
-        files = HfApi().model_info(model.name, revision=model.revision, files_metadata=True).siblings or ()
-    except (HfHubHTTPError, OSError, ValueError):
-        return 0
-    wanted = [file for file in files if not any(fnmatch(file.rfilename, pattern) for pattern in SKIPPED)]
-    return sum(file.size or 0 for file in wanted if not (model.directory / file.rfilename).exists())
+    from vopt.optimizer import hub
+
+    return hub.missing_bytes(model.name, model.revision, model.directory)
 
 
 def fetch_weights(model: ModelFiles, say: Callable[[str], None]) -> None:
@@ -103,18 +85,9 @@ def fetch_weights(model: ModelFiles, say: Callable[[str], None]) -> None:
     """
     if model.directory is None or Path(model.name).expanduser().is_dir():
         return
-    try:
-        size = sum(
-            file.size or 0
-            for file in HfApi().model_info(model.name, revision=model.revision, files_metadata=True).siblings or ()
-        )
-        say(f"fetching {model.name} ({size / 1e9:.1f} GB) unless cached")
-        snapshot_download(model.name, revision=model.revision, ignore_patterns=list(SKIPPED))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise EnvironmentLacks(
-            f"the weights of {model.name} could not be fetched ({type(error).__name__}: {error})",
-            hint=f"hf download {model.name}",
-        ) from None
+    from vopt.optimizer import hub
+
+    hub.fetch(model.name, model.revision, say)
 
 
 def vllm_version(python: str) -> str | None:

@@ -161,8 +161,9 @@ class Study:
         if not charged:
             self._patiently(lambda: self._tell(frozen.number, None, TrialState.FAIL))
             return
+        told = trial.constraints  # the first write wins in Optuna
         for key, violation in violations.items():
-            if key not in trial.constraints:  # the first write wins in Optuna
+            if key not in told:
                 self._patiently(partial(trial.set_constraint, key, violation))
         self._patiently(lambda: self._tell(frozen.number, list(values), None))
 

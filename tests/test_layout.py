@@ -13,7 +13,7 @@ FOLDERS = ("objectives", "search_spaces", "optimizer")
 IMPORTERS = {
     "aiohttp": {"optimizer/load/client.py"},
     "bottle": {"optimizer/dashboard_guard.py"},
-    "huggingface_hub": {"optimizer/environment.py"},
+    "huggingface_hub": {"optimizer/hub.py"},
     "optuna": {
         "optimizer/study.py",
         "optimizer/storage.py",

@@ -10,6 +10,7 @@ from vopt.optimizer.engine.simulated_failures import FIRST_WAVE, CrashRegion
 from vopt.optimizer.engine.simulated_flight import Flight, record, since
 from vopt.optimizer.engine.simulated_scheduler import Scheduler
 from vopt.optimizer.engine.simulated_state import Run, Sequence
+from vopt.optimizer.load.ledger import Progress
 from vopt.optimizer.load.plan import Request
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.trial import FailureKind
@@ -110,6 +111,16 @@ class SimulatedEngine:
             self._sync()
         times, tokens = self._scheduler.chunks(flight.sequence)
         return flight.sent_s - flight.origin_s, since(times, flight.origin_s) if flight.origin_s else times, tokens
+
+    def progress(self, index: int, since_s: float) -> Progress | None:
+        flight = self._flights.get(index)
+        if flight is None:
+            return None
+        if self._run is not None and self._run.steps > 1:
+            self._sync()
+        origin_s = flight.origin_s
+        last_s, tokens, first_since = self._scheduler.progress(flight.sequence, since_s + origin_s)
+        return Progress(flight.sent_s - origin_s, None if last_s is None else last_s - origin_s, tokens, first_since)
 
     async def counters(self, *, origin_s: float) -> CounterSample:
         self._sync()

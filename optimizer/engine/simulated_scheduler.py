@@ -8,10 +8,10 @@ runs of equal decode steps are taken at once.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from vopt.optimizer.engine.roofline import StepTime
 from vopt.optimizer.engine.simulated_state import Counters, PrefixCache, Run, Sequence
@@ -255,7 +255,6 @@ class Scheduler:
         sequence.allocated += past * sequence.growth
         sequence.growth = 0.0
         sequence.first_step = -1
-        sequence.shown_chunks = -1
         if not self.decoding:  # sums of floats drift
             self.context = self.context_growth = self.growth = 0.0
 
@@ -302,24 +301,33 @@ class Scheduler:
         if sequence.first_step < 0:
             return sequence.chunk_times, sequence.chunk_tokens
         whole = (self.step - sequence.first_step) // sequence.stride
-        if sequence.shown_chunks < 0:
-            sequence.shown = self._cut(sequence, sequence.first_step + whole * sequence.stride + 1)
-            sequence.shown_chunks = whole
-        elif sequence.shown_chunks < whole:
-            self._show_more(sequence, whole)
-        return sequence.shown
+        return self._cut(sequence, sequence.first_step + whole * sequence.stride + 1)
 
-    def _show_more(self, sequence: Sequence, whole: int) -> None:
-        """Append the chunks that were completed since the last look."""
-        first, stride, shown = sequence.first_step, sequence.stride, sequence.shown_chunks
-        new = self.step_times[first + (shown + 1) * stride : first + whole * stride + 1 : stride]
-        if sequence.rate == 1.0:
-            tokens: tuple[int, ...] = (stride,) * len(new)
+    def progress(self, sequence: Sequence, since_s: float) -> tuple[float | None, int, bool]:
+        """What ``chunks`` comes to: its last time, its tokens since ``since_s``, and whether its first one is among them.
+
+        By arithmetic, without making the chunks: this is asked of every request in flight at every tick.
+        """
+        times = sequence.chunk_times
+        at = bisect_left(times, since_s)
+        tokens = sum(sequence.chunk_tokens[at:])
+        first = sequence.first_step
+        if first < 0:
+            return times[-1] if times else None, tokens, bool(times) and at == 0
+        whole = (self.step - first) // sequence.stride
+        tokens += self._decoded(sequence, whole)
+        if sequence.first_time >= since_s:
+            tokens += 1
         else:
-            ends = [int(sequence.rate * stride * chunk + 1e-9) for chunk in range(shown, whole + 1)]
-            tokens = tuple([after - before for before, after in pairwise(ends)])
-        sequence.shown = (sequence.shown[0] + tuple(new), sequence.shown[1] + tokens)
-        sequence.shown_chunks = whole
+            since_step = bisect_left(self.step_times, since_s, first + 1)
+            tokens -= self._decoded(sequence, min(whole, (since_step - first - 1) // sequence.stride))
+        last_s = self.step_times[first + whole * sequence.stride] if whole else sequence.first_time
+        return last_s, tokens, (times[0] if times else sequence.first_time) >= since_s
+
+    @staticmethod
+    def _decoded(sequence: Sequence, chunks: int) -> int:
+        """Tokens of the first ``chunks`` chunks after that of the first token."""
+        return int(sequence.rate * sequence.stride * chunks + 1e-9)
 
     def _cut(self, sequence: Sequence, end: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
         """Chunks whose last step comes before step ``end``, behind those of earlier lives."""
@@ -328,7 +336,7 @@ class Scheduler:
         if rate == 1.0:
             tokens = [1, *([stride] * len(between))]
         else:
-            ends = [1 + int(rate * stride * (chunk + 1) + 1e-9) for chunk in range(len(between))]
+            ends = [1 + self._decoded(sequence, chunk + 1) for chunk in range(len(between))]
             tokens = [1, *(after - before for before, after in zip([1, *ends], ends, strict=False))]
         return (*sequence.chunk_times, sequence.first_time, *between), (*sequence.chunk_tokens, *tokens)
 

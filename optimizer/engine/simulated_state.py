@@ -28,8 +28,6 @@ class Sequence:
         "prompt",
         "queued_s",
         "rate",
-        "shown",
-        "shown_chunks",
         "steps",
         "stride",
     )
@@ -51,8 +49,6 @@ class Sequence:
         self.stride = 1
         self.growth = self.allocated = 0.0
         self.gone = False
-        self.shown: tuple[tuple[float, ...], tuple[int, ...]] = ((), ())
-        self.shown_chunks = -1
 
     @property
     def decoding(self) -> bool:

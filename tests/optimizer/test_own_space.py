@@ -65,6 +65,6 @@ def test_a_model_that_is_only_not_cached_is_not_said_to_lack_a_config(monkeypatc
     def away(name: str, file: str, revision: str | None = None) -> str:
         raise LocalEntryNotFoundError("the hub cannot be reached and nothing is cached")
 
-    monkeypatch.setattr("vopt.optimizer.environment.hf_hub_download", away)
+    monkeypatch.setattr("vopt.optimizer.hub.hf_hub_download", away)
     with pytest.raises(EnvironmentLacks, match="not cached here and the hub cannot be reached"):
         find_model("Foo/Bar-9000")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from typing import Any
 
 import pytest
@@ -32,6 +34,11 @@ def scheduler(name: str, arguments: dict[str, Any]) -> Scheduler:
     )
 
 
+def summed_up(times: tuple[float, ...], counts: tuple[int, ...], since_s: float) -> tuple[float | None, int, bool]:
+    first = bisect_left(times, since_s)
+    return times[-1] if times else None, sum(counts[first:]), bool(times) and first == 0
+
+
 LENGTHS = st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 400)), min_size=1, max_size=60)
 
 
@@ -56,6 +63,8 @@ def test_everything_ends_and_nothing_is_lost(
         for sequence in sequences[:3]:
             if not sequence.gone:
                 looks[sequence.number] = one.chunks(sequence)
+                for since_s in (-1.0, now_s / 3, now_s, now_s + 1, sequence.first_time, math.inf):
+                    assert one.progress(sequence, since_s) == summed_up(*one.chunks(sequence), since_s)
     assert sorted(s.number for s in finished) == list(range(len(lengths)))
     for sequence, (_, output) in zip(sequences, lengths, strict=True):
         times, counts = sequence.chunk_times, sequence.chunk_tokens
