@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_loads import closed_loop, counters, failed, open_loop, record
 
+from vopt.objectives import intervals
 from vopt.objectives.intervals import mean_interval, percentile_interval, rate_interval, share_interval
 from vopt.objectives.metrics import METRICS, Direction, Metrics, compute_metrics, token_curve
 from vopt.objectives.records import (
@@ -292,3 +293,16 @@ def test_an_overloaded_queue_shows_in_the_open_loop_figures() -> None:
     records, window = open_loop(0, 10.0, 30, 5.0)
     metrics = compute_metrics(LoadResult(records, window, LoadStatus.OVERLOADED, rate=10.0))
     assert metrics["p95_ttft_s"] > metrics["p50_ttft_s"] > 1
+
+
+def test_the_interval_of_many_is_that_of_the_bootstrap_it_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(10):
+        sample = rng.lognormal(0, 0.9, intervals.MANY)
+        quick = mean_interval(sample, rng, 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(intervals, "MANY", math.inf)
+            resampled = mean_interval(sample, rng, 4_000)
+        assert quick is not None
+        assert resampled is not None
+        assert quick == pytest.approx(resampled, abs=0.1 * (resampled[1] - resampled[0]))
