@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vopt.optimizer.errors import GateFailed, Interrupted, NothingFeasible, VoptError
+from vopt.optimizer import streams
+from vopt.optimizer.errors import EnvironmentLacks, GateFailed, Interrupted, NothingFeasible, VoptError
+from vopt.optimizer.faults import refused, unforeseen
 from vopt.optimizer.options import (
     BenchOptions,
     CheckedSpaceOptions,
@@ -41,7 +43,17 @@ app = typer.Typer(name="vopt", no_args_is_help=True, add_completion=False, prett
 def main() -> None:
     """The ``vopt`` command."""
     os.umask(0o077)  # logs and records are the user's alone
-    app(prog_name="vopt")
+    streams.secure()
+    try:
+        try:
+            app(prog_name="vopt")
+        finally:
+            sys.stdout.flush()
+    except streams.ReaderGone as gone:
+        sys.exit(gone.exit_code)
+    except VoptError as error:
+        _say(error)
+        sys.exit(error.exit_code)
 
 
 def verbs() -> tuple[str, ...]:
@@ -80,17 +92,31 @@ def _verb(name: str, options: type[Any]) -> Callable[[Callable[[Any], int | None
 
 @contextmanager
 def _reported() -> Iterator[None]:
-    """Turns an expected error into one paragraph on stderr and its exit code."""
+    """Turns an error into one paragraph on stderr and its exit code; one that nobody expected too."""
     try:
         yield
     except VoptError as error:
-        print(f"vopt: {error.message}", file=sys.stderr)
-        if error.hint:
-            print(f"  try: {error.hint}", file=sys.stderr)
+        _say(error)
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:
         print("vopt: interrupted", file=sys.stderr)
         raise typer.Exit(Interrupted.exit_code) from None
+    except (typer.Exit, streams.ReaderGone):
+        raise
+    except OSError as error:
+        lacking = refused(error)
+        _say(lacking)
+        raise typer.Exit(lacking.exit_code) from None
+    except Exception as error:  # noqa: BLE001  # a traceback tells a user nothing; it is kept in a file
+        fault = unforeseen(error)
+        _say(fault)
+        raise typer.Exit(fault.exit_code) from None
+
+
+def _say(error: VoptError) -> None:
+    print(f"vopt: {error.message}", file=sys.stderr)
+    if error.hint:
+        print(f"  try: {error.hint}", file=sys.stderr)
 
 
 def _print_json(document: Any) -> None:
@@ -339,5 +365,11 @@ def _write(text: str, output: Path | None) -> None:
     if output is None:
         sys.stdout.write(text)
         return
-    output.write_text(text, encoding="utf-8")
-    output.chmod(0o700 if text.startswith("#!") else 0o600)
+    try:
+        output.write_text(text, encoding="utf-8", errors="surrogateescape")
+        if output.is_file():  # not a device: as root this would take /dev/null from everybody
+            output.chmod(0o700 if text.startswith("#!") else 0o600)
+    except OSError as error:
+        raise EnvironmentLacks(
+            f"{output} cannot be written: {error.strerror or error}", hint="-o with a file in a directory that you may write to"
+        ) from None
