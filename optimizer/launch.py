@@ -48,6 +48,7 @@ from vopt.optimizer.sessions import opener
 from vopt.optimizer.setup import Pinned, SearchSetup
 from vopt.optimizer.space_of import find_space, floor_of, search_setup, space_subject
 from vopt.optimizer.study import Study, read_study, searching
+from vopt.optimizer.study_name import checked_name
 from vopt.optimizer.subject import Subject, find_subject
 from vopt.optimizer.trial import EngineConfig, TrialSpec
 
@@ -163,6 +164,8 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
 
 def dry_run(options: SearchOptions, listener: Listener) -> str:
     """The plan of a search that is not started, as text."""
+    if options.study is not None:
+        checked_name(options.study)
     return plan_text(plan(prepare(options, listener).setup))
 
 
@@ -194,6 +197,8 @@ SEEDED = 3
 
 def launch(options: SearchOptions, listener: Listener, named: Callable[[str], None] = lambda _: None) -> StudyRecord:
     """The whole loop of a new study. ``named`` hears its name as soon as it exists."""
+    if options.study is not None:
+        checked_name(options.study)
     prepared = prepare(options, listener)
     listener(Note(plan_text(plan(prepared.setup))))
     fetch_weights(prepared.subject.model, lambda text: listener(Note(text)))

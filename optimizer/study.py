@@ -29,6 +29,7 @@ from vopt.optimizer.locks import lock_study
 from vopt.optimizer.recommend import Recommendation
 from vopt.optimizer.results import fitted, read_result, request_json, request_of, shown, write_result
 from vopt.optimizer.storage import sqlite_file, storage_for, study_directory
+from vopt.optimizer.study_name import safe_name
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.space import Point, SearchSpace
 
@@ -259,7 +260,8 @@ class Study:
 def next_name(storage: BaseStorage, setup: Mapping[str, Any]) -> str:
     """``<model in lower case>-<goal>-<n>``, the first free n."""
     goal = setup["goal"]
-    stem = f"{str(setup['model']).rstrip('/').rsplit('/', 1)[-1].lower()}-{goal['name'] if isinstance(goal, Mapping) else goal}"
+    model = str(setup["model"]).rstrip("/").rsplit("/", 1)[-1].lower()
+    stem = safe_name(f"{safe_name(model)[:80]}-{goal['name'] if isinstance(goal, Mapping) else goal}")
     taken = {study.study_name for study in storage.get_all_studies()}
     return next(name for n in range(1, len(taken) + 2) if (name := f"{stem}-{n}") not in taken)
 
