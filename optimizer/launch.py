@@ -41,7 +41,7 @@ from vopt.optimizer.prepare import find_asked, find_goal, find_load, find_second
 from vopt.optimizer.propose import compile_key
 from vopt.optimizer.report.raw import read_records
 from vopt.optimizer.samplers import KINDS
-from vopt.optimizer.schedule import check_budget, plan, plan_text
+from vopt.optimizer.schedule import check_budget, plan, plan_notes, plan_text
 from vopt.optimizer.search import search
 from vopt.optimizer.second_load import stored_plan
 from vopt.optimizer.sessions import opener
@@ -200,7 +200,8 @@ def launch(options: SearchOptions, listener: Listener, named: Callable[[str], No
     if options.study is not None:
         checked_name(options.study)
     prepared = prepare(options, listener)
-    listener(Note(plan_text(plan(prepared.setup))))
+    for note in plan_notes(plan(prepared.setup), simulated=prepared.subject.machine.simulated):
+        listener(Note(note))
     fetch_weights(prepared.subject.model, lambda text: listener(Note(text)))
     study = Study.create(
         options.storage,

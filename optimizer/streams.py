@@ -10,6 +10,7 @@ import codecs
 import io
 import os
 import sys
+from pathlib import Path
 from typing import Any, TextIO
 
 from vopt.optimizer.errors import EnvironmentLacks
@@ -148,3 +149,18 @@ def _point_at_nothing(stream: TextIO) -> None:
             os.close(nothing)
     except (OSError, ValueError):
         return
+
+
+def write_text(text: str, output: Path | None) -> None:
+    """To standard output, or to a file that only its owner may read. Raises ``EnvironmentLacks``."""
+    if output is None:
+        sys.stdout.write(text)
+        return
+    try:
+        output.write_text(text, encoding="utf-8", errors="surrogateescape")
+        if output.is_file():  # not a device: as root this would take /dev/null from everybody
+            output.chmod(0o700 if text.startswith("#!") else 0o600)
+    except OSError as error:
+        raise EnvironmentLacks(
+            f"{output} cannot be written: {error.strerror or error}", hint="-o with a file in a directory that you may write to"
+        ) from None

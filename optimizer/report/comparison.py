@@ -44,6 +44,14 @@ class Comparison:
     change: float | None
     better: bool | None
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether the starts of both arms cover common ground, so that no direction can be claimed."""
+        one, other = self.baseline, self.winner
+        if one is None or other is None or one.starts < 2 or other.starts < 2:
+            return False
+        return one.low <= other.high and other.low <= one.high
+
 
 def names_of(trials: Iterable[TrialRecord]) -> set[str]:
     return {name for trial in trials if trial.metrics for name in trial.metrics.values}

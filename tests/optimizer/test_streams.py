@@ -124,5 +124,5 @@ def test_a_device_keeps_its_rights(monkeypatch: pytest.MonkeyPatch) -> None:
     """As root, ``-o /dev/null`` must not take the device from everybody."""
     changed: list[Path] = []
     monkeypatch.setattr(Path, "chmod", lambda self, mode: changed.append(self))
-    cli._write("#!/bin/sh\n", Path("/dev/null"))
+    streams.write_text("#!/bin/sh\n", Path("/dev/null"))
     assert changed == []
