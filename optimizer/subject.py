@@ -22,6 +22,7 @@ from vopt.optimizer.locks import held_gpu_locks
 from vopt.optimizer.options import BenchOptions, SpaceOptions
 from vopt.optimizer.report.deploy import argv_from_yaml
 from vopt.optimizer.trial import EngineConfig
+from vopt.optimizer.typed_files import read_typed
 from vopt.search_spaces.arguments import Arguments, stored_arguments, stored_versions
 from vopt.search_spaces.choices import parse_setting, split_settings
 from vopt.search_spaces.defaults import Gpu
@@ -248,10 +249,7 @@ def _is_command(words: Sequence[str], options: SpaceOptions | BenchOptions) -> b
 
 
 def _command_of_file(path: Path, schema: Arguments) -> LaunchCommand:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--from {path}: {error}") from None
+    text = read_typed(path, "--from", hint="--from FILE that holds one vllm serve command, or vLLM's YAML")
     if ("vllm" in text and "serve" in text) or "api_server" in text or CONTAINER_RUN.search(text):
         return parse_command(serve_line(text, f"--from {path}"), schema)
     return parse_command(argv_from_yaml(text), schema)
