@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -16,6 +17,7 @@ import typer
 from vopt.optimizer import streams
 from vopt.optimizer.errors import GateFailed, Interrupted, NothingFeasible, VoptError
 from vopt.optimizer.faults import refused, unforeseen
+from vopt.optimizer.interruption import listen
 from vopt.optimizer.options import (
     BenchOptions,
     CheckedSpaceOptions,
@@ -44,6 +46,9 @@ def main() -> None:
     """The ``vopt`` command."""
     os.umask(0o077)  # logs and records are the user's alone
     streams.secure()
+    listen()
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # of libraries, to their callers: nothing that a user can do anything about
     try:
         try:
             app(prog_name="vopt")

@@ -253,6 +253,13 @@ def stored_options(typed: dict[str, Any]) -> SearchOptions:
 
 
 def _run(prepared: Prepared, study: Study, listener: Listener) -> StudyRecord:
+    try:
+        return _search(prepared, study, listener)
+    except KeyboardInterrupt:  # before the search listened, or after
+        raise Interrupted(f"interrupted; the study {study.name} is kept", hint=f"vopt resume {study.name}") from None
+
+
+def _search(prepared: Prepared, study: Study, listener: Listener) -> StudyRecord:
     options = prepared.options
     subject = prepared.subject
     shrink(subject, study.directory, options.disk_budget, lambda text: listener(Note(text)))

@@ -53,7 +53,8 @@ def percent(text: str | float) -> float:
 
 
 def option(help_text: str, panel: str, *names: str, **settings: Any) -> Any:
-    return typer.Option(*names, help=help_text, rich_help_panel=panel, show_default=True, **settings)
+    measured = settings.get("parser") in (duration_s, size_bytes)  # their help says "Default: 2h", not 7200.0
+    return typer.Option(*names, help=help_text, rich_help_panel=panel, show_default=not measured, **settings)
 
 
 Json = Annotated[bool, option("Print one versioned JSON document on stdout.", OUTPUT, "--json")]
@@ -154,5 +155,12 @@ NoMemoryCheck = Annotated[
 ]
 Acceptance = Annotated[
     float | None,
-    option("Acceptance length to assume for speculation where real text or weights are absent.", SPACE, "--acceptance-length"),
+    option(
+        "Acceptance length to assume for speculation where real text or weights are absent.",
+        SPACE,
+        "--acceptance-length",
+        metavar="L",
+        min=1.0,
+        max=100.0,
+    ),
 ]

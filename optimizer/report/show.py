@@ -199,6 +199,7 @@ def rejected_table(view: StudyView) -> Table:
 
 
 def _setup_facts(view: StudyView) -> list[tuple[str, str]]:
+    fixed = view.setup.get("fixed") or {}
     options = (
         ("Study", f"{view.name}, begun {view.record.created_at}"),
         ("Model", view.model),
@@ -207,6 +208,7 @@ def _setup_facts(view: StudyView) -> list[tuple[str, str]]:
         ("Limits", "; ".join(view.limits)),
         ("Workload", view.workload),
         ("Mode", str(view.setup.get("mode") or "")),
+        ("In every start", wording.one_line(wording.config_text(fixed)) if fixed else ""),
     )
     return [(name, value) for name, value in options if value]
 

@@ -270,7 +270,9 @@ class StudyView:
     @property
     def baseline_name(self) -> str:
         options = self.setup.get("options") or {}
-        return "the command in use" if options.get("from_file") or options.get("command") else "vLLM's defaults"
+        if options.get("from_file") or options.get("command"):
+            return "the command in use"
+        return "vLLM's defaults" + (" with what --set fixes" if options.get("set") else "")
 
 
 _STATUS_REASONS = {

@@ -6,7 +6,9 @@ import pytest
 import sample_study
 
 from vopt.optimizer.history import Arm, Stage, TrialRecord
+from vopt.optimizer.report.blocks import plain_text
 from vopt.optimizer.report.comparison import Spread, compare
+from vopt.optimizer.report.show import study_blocks
 from vopt.optimizer.report.view import StudyView
 
 
@@ -71,6 +73,15 @@ def test_a_clear_loss_of_a_kind_that_is_not_named_otherwise_is_a_cost() -> None:
 
     view = StudyView.of(replace(made, trials=tuple(slower(trial) for trial in made.trials)))
     assert [row.metric for row in view.costs() if "ttft" in row.metric] == ["p50_ttft_s"]
+
+
+def test_what_every_start_has_is_not_called_the_defaults() -> None:
+    made = sample_study.study()
+    options = {"set": ["max_model_len=8192"]}
+    fixed = StudyView.of(replace(made, setup={**made.setup, "options": options, "fixed": {"max_model_len": 8192}}))
+    assert "vLLM's defaults with what --set fixes" in fixed.verdict_line()
+    shown = [line.split() for line in plain_text(study_blocks(fixed)).splitlines()]
+    assert ["In", "every", "start", "max_model_len=8192"] in shown
 
 
 def test_rejected_are_grouped_by_kind_and_none_is_lost(view: StudyView) -> None:
