@@ -119,9 +119,13 @@ def _reported() -> Iterator[None]:
 
 
 def _say(error: VoptError) -> None:
-    print(f"vopt: {error.message}", file=sys.stderr)
+    """What was typed wrongly is named, but no secret in it: stderr ends in logs."""
+    from vopt.optimizer.report.redaction import clean_text, known_secrets
+
+    secrets = known_secrets(os.environ)
+    print(f"vopt: {clean_text(error.message, secrets)}", file=sys.stderr)
     if error.hint:
-        print(f"  try: {error.hint}", file=sys.stderr)
+        print(f"  try: {clean_text(error.hint, secrets)}", file=sys.stderr)
 
 
 def _print_json(document: Any) -> None:

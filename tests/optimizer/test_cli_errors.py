@@ -28,6 +28,23 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["--set", "HF_TOKEN=hf_zzzzzzzzzzzzzzzzzzzzzzzz"],
+        ["--storage", "postgresql+nodriver://user:correct-horse@127.0.0.1:1/studies"],
+        ["--storage", "mysql://user:correct-horse@127.0.0.1:1/studies"],
+        ["--workload", "hf_zzzzzzzzzzzzzzzzzzzzzzzz"],
+        ["--limit", "hf_zzzzzzzzzzzzzzzzzzzzzzzz<=1"],
+    ],
+)
+def test_no_error_repeats_a_secret(words: list[str]) -> None:
+    code, said = run("search", "--goal", "throughput", *SIMULATED, *words)
+    assert code in (2, 3)
+    assert "hf_zzzz" not in said
+    assert "correct-horse" not in said
+
+
+@pytest.mark.parametrize(
     ("words", "code", "named"),
     [
         (["--goal", "thruput", *SIMULATED], 2, ["thruput", "throughput"]),
