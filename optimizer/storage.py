@@ -113,3 +113,25 @@ def study_directory(url: str, name: str, data_dir: Path | None = None) -> Path:
     path = sqlite_path(url)
     base = data_dir or (path.parent if path is not None else Path())
     return (base / "studies" / name).absolute()
+
+
+def made_directory(directory: Path) -> None:
+    """Make a study's directory, before its study exists: a study without one would be the latest and be nobody's."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise EnvironmentLacks(
+            f"{directory} cannot be made: {error.strerror or error}", hint="--data-dir with a directory that you may write to"
+        ) from None
+
+
+def innermost(error: BaseException) -> str:
+    """What the database itself said, below the layers that only say that it failed."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def waiting_is_useless(reason: str) -> bool:
+    """A lock is given back some day; a full disk and a file that may not be written stay as they are."""
+    return any(said in reason for said in ("disk is full", "readonly database"))

@@ -28,8 +28,8 @@ from vopt.optimizer.history import FORMAT_VERSION, SAMPLED_STAGES, Pending, Stud
 from vopt.optimizer.locks import lock_study
 from vopt.optimizer.recommend import Recommendation
 from vopt.optimizer.results import fitted, read_result, request_json, request_of, shown, write_result
-from vopt.optimizer.storage import sqlite_file, storage_for, study_directory
-from vopt.optimizer.study_name import safe_name
+from vopt.optimizer.storage import innermost, made_directory, sqlite_file, storage_for, study_directory, waiting_is_useless
+from vopt.optimizer.study_name import next_name
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.space import Point, SearchSpace
 
@@ -63,7 +63,9 @@ class Study:
         previous = os.umask(0o077)
         try:
             storage = storage_for(url, create=True, timeout_s=timeout_s, durable=not setup.get("simulated"))
-            called = name or next_name(storage, setup)
+            called = name or next_name({study.study_name for study in storage.get_all_studies()}, setup)
+            directory = study_directory(url, called, data_dir)
+            made_directory(directory)
             try:
                 study = optuna.create_study(
                     storage=storage, study_name=called, directions=[direction.value for direction in directions]
@@ -72,8 +74,6 @@ class Study:
                 raise UsageError(
                     f"a study called {called!r} exists already", hint=f"vopt resume {called}, or another --study"
                 ) from None
-            directory = study_directory(url, called, data_dir)
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             opened = cls(study, directory, space, retry_s)
             opened._patiently(lambda: study.set_user_attr("setup", {**setup, "format_version": FORMAT_VERSION}))
             opened._patiently(lambda: study.set_user_attr("format_version", FORMAT_VERSION))
@@ -248,22 +248,14 @@ class Study:
                         f"the study's database {self._file[0]} was deleted or replaced during the search",
                         hint=f"the results are under {self.directory}; put the database back, then: vopt resume {self.name}",
                     ) from error
-                if time.monotonic() - began > self._retry_s:
+                reason = innermost(error)
+                if time.monotonic() - began > self._retry_s or waiting_is_useless(reason):
                     raise EnvironmentLacks(
-                        f"the study's database could not be written for {self._retry_s:.0f} s: {error}",
-                        hint=f"results are safe under {self.directory}; vopt resume {self.name} goes on",
+                        f"the study's database could not be written: {reason}",
+                        hint=f"results are safe under {self.directory}; make it writable, then: vopt resume {self.name}",
                     ) from error
                 time.sleep(pause)
                 pause = min(2 * pause, 5.0)
-
-
-def next_name(storage: BaseStorage, setup: Mapping[str, Any]) -> str:
-    """``<model in lower case>-<goal>-<n>``, the first free n."""
-    goal = setup["goal"]
-    model = str(setup["model"]).rstrip("/").rsplit("/", 1)[-1].lower()
-    stem = safe_name(f"{safe_name(model)[:80]}-{goal['name'] if isinstance(goal, Mapping) else goal}")
-    taken = {study.study_name for study in storage.get_all_studies()}
-    return next(name for n in range(1, len(taken) + 2) if (name := f"{stem}-{n}") not in taken)
 
 
 def load(storage: BaseStorage, name: str | None) -> optuna.Study:
@@ -271,7 +263,9 @@ def load(storage: BaseStorage, name: str | None) -> optuna.Study:
     names = [study.study_name for study in sorted(storage.get_all_studies(), key=lambda study: study._study_id)]
     if not names:
         raise UsageError("there is no study here yet", hint="vopt search makes one")
-    matching = names[-1:] if name is None else [name] if name in names else [n for n in names if n.startswith(name)]
+    matching = (
+        _latest(storage, names) if name is None else [name] if name in names else [n for n in names if n.startswith(name)]
+    )
     if len(matching) != 1:
         what = f"{name!r} names no study" if not matching else f"{name!r} could be {', '.join(matching)}"
         raise UsageError(what, hint=f"studies: {', '.join(names[-10:])}")
@@ -285,6 +279,12 @@ def load(storage: BaseStorage, name: str | None) -> optuna.Study:
             hint="install the vopt that made it, or a newer one",
         )
     return study
+
+
+def _latest(storage: BaseStorage, names: list[str]) -> list[str]:
+    """The last one of vopt: a start that was killed before it had written anything leaves a study that is nobody's."""
+    ours = (n for n in reversed(names) if "format_version" in storage.get_study_user_attrs(storage.get_study_id_from_name(n)))
+    return [next(ours, names[-1])]
 
 
 def read_study(url: str, name: str | None = None, *, data_dir: Path | None = None, timeout_s: float = 60.0) -> StudyRecord:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from vopt.optimizer.errors import UsageError
 
@@ -27,3 +29,11 @@ def safe_name(text: str) -> str:
     """The nearest name that a study may have: other characters become ``-``."""
     kept = re.sub(r"-{2,}", "-", re.sub(r"[^\w.+=@-]", "-", text)).strip("-.+=@")
     return kept.encode("utf-8", errors="ignore")[:MOST_BYTES].decode("utf-8", errors="ignore").rstrip("-.+=@") or "study"
+
+
+def next_name(taken: Collection[str], setup: Mapping[str, Any]) -> str:
+    """``<model in lower case>-<goal>-<n>``, the first free n."""
+    goal = setup["goal"]
+    model = str(setup["model"]).rstrip("/").rsplit("/", 1)[-1].lower()
+    stem = safe_name(f"{safe_name(model)[:80]}-{goal['name'] if isinstance(goal, Mapping) else goal}")
+    return next(name for n in range(1, len(taken) + 2) if (name := f"{stem}-{n}") not in taken)

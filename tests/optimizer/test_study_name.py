@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from optuna.storages import InMemoryStorage
 
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.storage import study_directory
-from vopt.optimizer.study import next_name
-from vopt.optimizer.study_name import checked_name, safe_name
+from vopt.optimizer.study_name import checked_name, next_name, safe_name
 
 ODD = [
     "",
@@ -59,6 +57,6 @@ def test_any_text_gives_a_name_that_stays_in_its_directory(text: str) -> None:
 
 @given(st.text(min_size=1))
 def test_a_study_is_named_after_any_model_directory(text: str) -> None:
-    name = next_name(InMemoryStorage(), {"model": f"/models/{text}", "goal": "throughput"})
+    name = next_name((), {"model": f"/models/{text}", "goal": "throughput"})
     assert checked_name(name) == name
     assert name.endswith("-throughput-1")
