@@ -121,7 +121,12 @@ Gpus = Annotated[
     str | None, option("GPUs to use, like 0,1 (with --simulate: how many). Default: a free one.", MACHINERY, "--gpus")
 ]
 EngineKind = Annotated[
-    str, option("vllm (in-process), server (vllm serve), simulated, or the URL of a running server.", MACHINERY, "--engine")
+    str,
+    option(
+        "vllm (in-process), server (vllm serve) or simulated; with bench also the URL of a running server.",
+        MACHINERY,
+        "--engine",
+    ),
 ]
 Simulate = Annotated[
     str | None, option("Simulate this GPU instead of using one: h200, h100, a100, …", MACHINERY, "--simulate", metavar="GPU")
