@@ -39,7 +39,7 @@ from vopt.optimizer.report.page import plotly_figure
 from vopt.optimizer.report.raw import records_of
 from vopt.optimizer.report.redaction import clean_text
 from vopt.optimizer.report.view import StudyView
-from vopt.optimizer.storage import storage_for
+from vopt.optimizer.storage import readable, storage_for
 
 LOOPBACK = "127.0.0.1"
 REFRESH_S = 5.0
@@ -266,7 +266,8 @@ def serve(
     """
     from vopt.optimizer.study import list_studies, load
 
-    named = load(storage_for(url, create=False), study).study_name
+    with readable(url):
+        named = load(storage_for(url, create=False), study).study_name
     path = source_path(url)
     beside = data_dir or (path.parent if path is not None else None)
     # Said by the dashboard's own importance plot at every look at a short study.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
@@ -135,3 +138,15 @@ def innermost(error: BaseException) -> str:
 def waiting_is_useless(reason: str) -> bool:
     """A lock is given back some day; a full disk and a file that may not be written stay as they are."""
     return any(said in reason for said in ("disk is full", "readonly database"))
+
+
+@contextmanager
+def readable(url: str) -> Iterator[None]:
+    """A database without studies' tables, or with damaged ones, in words of its own. Raises ``EnvironmentLacks``."""
+    try:
+        yield
+    except (StorageInternalError, SQLAlchemyError) as error:
+        raise EnvironmentLacks(
+            f"the studies in {url!r} cannot be read: {innermost(error)}",
+            hint="give another --storage; what was measured is also in the files below studies/, beside the database",
+        ) from error

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,8 +26,16 @@ from vopt.optimizer.errors import EnvironmentLacks, UsageError
 from vopt.optimizer.history import FORMAT_VERSION, SAMPLED_STAGES, Pending, StudyRecord, TrialRecord, TrialRequest
 from vopt.optimizer.locks import lock_study
 from vopt.optimizer.recommend import Recommendation
-from vopt.optimizer.results import fitted, read_result, request_json, request_of, shown, write_result
-from vopt.optimizer.storage import innermost, made_directory, sqlite_file, storage_for, study_directory, waiting_is_useless
+from vopt.optimizer.results import fitted, read_result, request_json, request_of, shown, where_it_lies, write_result
+from vopt.optimizer.storage import (
+    innermost,
+    made_directory,
+    readable,
+    sqlite_file,
+    storage_for,
+    study_directory,
+    waiting_is_useless,
+)
 from vopt.optimizer.study_name import next_name
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.space import Point, SearchSpace
@@ -289,25 +296,24 @@ def _latest(storage: BaseStorage, names: list[str]) -> list[str]:
 
 def read_study(url: str, name: str | None = None, *, data_dir: Path | None = None, timeout_s: float = 60.0) -> StudyRecord:
     """One study as a value: by name, unique prefix, or the latest. Changes nothing."""
-    study = load(storage_for(url, create=False, timeout_s=timeout_s), name)
-    return _record(study, study_directory(url, study.study_name, data_dir))
+    with readable(url):
+        study = load(storage_for(url, create=False, timeout_s=timeout_s), name)
+        return _record(study, study_directory(url, study.study_name, data_dir))
 
 
 def list_studies(url: str, *, data_dir: Path | None = None, timeout_s: float = 60.0) -> tuple[StudyRecord, ...]:
     """Every study of vopt in a storage, oldest first."""
-    storage = storage_for(url, create=False, timeout_s=timeout_s)
-    ids = sorted(storage.get_all_studies(), key=lambda study: study._study_id)
-    studies = [optuna.load_study(storage=storage, study_name=study.study_name) for study in ids]
-    return tuple(
-        _record(study, study_directory(url, study.study_name, data_dir))
-        for study in studies
-        if "format_version" in study.user_attrs
-    )
+    with readable(url):
+        storage = storage_for(url, create=False, timeout_s=timeout_s)
+        ids = sorted(storage.get_all_studies(), key=lambda study: study._study_id)
+        studies = [optuna.load_study(storage=storage, study_name=study.study_name) for study in ids]
+        ours = [study for study in studies if "format_version" in study.user_attrs]
+        return tuple(_record(study, study_directory(url, study.study_name, data_dir)) for study in ours)
 
 
 def _record(study: optuna.Study, directory: Path) -> StudyRecord:
     answer = study.user_attrs.get("recommendation")
-    records = tuple(_where_it_lies(record, directory) for _, record in _finished(study))
+    records = tuple(where_it_lies(record, directory) for _, record in _finished(study))
     return StudyRecord(
         name=study.study_name,
         created_at=min((record.began_at for record in records), default=""),
@@ -316,14 +322,6 @@ def _record(study: optuna.Study, directory: Path) -> StudyRecord:
         recommendation=Recommendation.from_json(answer) if answer else None,
         directory=str(directory),
     )
-
-
-def _where_it_lies(record: TrialRecord, directory: Path) -> TrialRecord:
-    """The same start with the directory of its evidence as it is now, should the study have been moved since."""
-    if not record.directory or Path(record.directory).is_dir():
-        return record
-    moved = directory / Path(record.directory).name
-    return replace(record, directory=str(moved)) if moved.is_dir() else record
 
 
 def _finished(study: optuna.Study) -> list[tuple[int, TrialRecord]]:

@@ -7,6 +7,7 @@ import json
 import resource
 import shutil
 import signal
+import sqlite3
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -251,3 +252,27 @@ def test_a_full_disk_under_the_database_is_said_at_once_in_its_own_words(tmp_pat
     with study, pytest.raises(EnvironmentLacks, match="could not be written: database or disk is full") as caught:
         grow(study)
     assert "vopt resume m-throughput-1" in caught.value.hint
+
+
+@pytest.mark.parametrize("verb", ["show", "export", "report", "resume", "dashboard"])
+@pytest.mark.parametrize("kind", ["empty", "another program's", "damaged"])
+@pytest.mark.fault("a database that holds no readable studies")
+def test_a_database_without_readable_studies_is_named(
+    verb: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "studies.db"
+    if kind == "empty":
+        path.touch()
+    elif kind == "another program's":
+        connection = sqlite3.connect(path)
+        connection.execute("CREATE TABLE bookmarks (url TEXT)")
+        connection.commit()
+        connection.close()
+    else:
+        made(tmp_path)[1].close()
+        path.write_bytes(path.read_bytes()[:4096] + b"\xff" * 100_000)
+    refused = vopt(verb, *(["--port", "0"] if verb == "dashboard" else []))
+    assert refused.exit_code == 3, refused.output
+    assert "studies.db" in refused.stderr
+    assert "try: " in refused.stderr
