@@ -116,6 +116,8 @@ def _direction(row: Comparison) -> tuple[Tone, str]:
         return Tone.PLAIN, ""
     if row.overlaps:
         return Tone.PLAIN, "ranges overlap"
+    if row.too_little:
+        return Tone.PLAIN, ""
     return (Tone.GOOD, "better") if row.better else (Tone.BAD, "worse")
 
 

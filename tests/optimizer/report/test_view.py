@@ -60,6 +60,12 @@ def test_gauges_have_no_better_and_no_worse(view: StudyView) -> None:
         assert compare(name, Spread(0.5, 0.4, 0.6, 3), Spread(0.9, 0.8, 1.0, 3)).better is None, name
 
 
+def test_one_start_each_claims_no_direction_for_less_than_starts_differ_by() -> None:
+    one = [compare("mean_e2e_s", Spread(1.0, 1.0, 1.0, 1), Spread(value, value, value, 1)) for value in (1.005, 0.995, 1.2)]
+    assert [row.too_little for row in one] == [True, True, False]
+    assert not compare("mean_e2e_s", Spread(1.0, 0.999, 1.001, 3), Spread(1.005, 1.004, 1.006, 3)).too_little
+
+
 def test_a_clear_loss_of_a_kind_that_is_not_named_otherwise_is_a_cost() -> None:
     made = sample_study.study()
 
