@@ -32,8 +32,14 @@ def with_front(progress: Progress, answer: Recommendation) -> Recommendation:
 
 
 def _members(progress: Progress, knee: EngineConfig | None) -> tuple[FrontMember, ...]:
+    members = front_of(progress)
+    # One that was screened once more may have fallen behind another's single start by more than the noise: it is still the
+    # one that was confirmed.
+    if knee is not None and all(judged.record.config != knee for judged in members):
+        first = progress.first(knee)
+        members += [first] if first is not None else []
     rows = []
-    for judged in front_of(progress):
+    for judged in members:
         config = judged.record.config
         starts = progress.starts_of(config, Stage.SEARCH, Stage.SCREENING)
         figures = {
@@ -59,7 +65,7 @@ def _goal_verdict(
     found = compare(mine, theirs, everything, objective.direction)
     other = Direction.MINIMIZE if objective.direction is Direction.MAXIMIZE else Direction.MAXIMIZE
     worse = compare(mine, theirs, everything, other).better
-    word = BETTER if found.better else WORSE if worse else LIKE
+    word = OPEN if found.low is None else BETTER if found.better else WORSE if worse else LIKE
     return GoalVerdict(objective.name, objective.metric, word, Gain(found.ratio, found.low, found.high))
 
 

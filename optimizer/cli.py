@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,7 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vopt.optimizer import streams
 from vopt.optimizer.errors import GateFailed, Interrupted, NothingFeasible, VoptError
+from vopt.optimizer.faults import refused, unforeseen
+from vopt.optimizer.interruption import listen
 from vopt.optimizer.one_thread import one_thread
 from vopt.optimizer.options import (
     BenchOptions,
@@ -42,7 +46,20 @@ app = typer.Typer(name="vopt", no_args_is_help=True, add_completion=False, prett
 def main() -> None:
     """The ``vopt`` command."""
     os.umask(0o077)  # logs and records are the user's alone
-    app(prog_name="vopt")
+    streams.secure()
+    listen()
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # of libraries, to their callers: nothing that a user can do anything about
+    try:
+        try:
+            app(prog_name="vopt")
+        finally:
+            sys.stdout.flush()
+    except streams.ReaderGone as gone:
+        sys.exit(gone.exit_code)
+    except VoptError as error:
+        _say(error)
+        sys.exit(error.exit_code)
 
 
 def verbs() -> tuple[str, ...]:
@@ -81,17 +98,35 @@ def _verb(name: str, options: type[Any]) -> Callable[[Callable[[Any], int | None
 
 @contextmanager
 def _reported() -> Iterator[None]:
-    """Turns an expected error into one paragraph on stderr and its exit code."""
+    """Turns an error into one paragraph on stderr and its exit code; one that nobody expected too."""
     try:
         yield
     except VoptError as error:
-        print(f"vopt: {error.message}", file=sys.stderr)
-        if error.hint:
-            print(f"  try: {error.hint}", file=sys.stderr)
+        _say(error)
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:
         print("vopt: interrupted", file=sys.stderr)
         raise typer.Exit(Interrupted.exit_code) from None
+    except (typer.Exit, streams.ReaderGone):
+        raise
+    except OSError as error:
+        lacking = refused(error)
+        _say(lacking)
+        raise typer.Exit(lacking.exit_code) from None
+    except Exception as error:  # noqa: BLE001  # a traceback tells a user nothing; it is kept in a file
+        fault = unforeseen(error)
+        _say(fault)
+        raise typer.Exit(fault.exit_code) from None
+
+
+def _say(error: VoptError) -> None:
+    """What was typed wrongly is named, but no secret in it: stderr ends in logs."""
+    from vopt.optimizer.report.redaction import clean_text, known_secrets
+
+    secrets = known_secrets(os.environ)
+    print(f"vopt: {clean_text(error.message, secrets)}", file=sys.stderr)
+    if error.hint:
+        print(f"  try: {clean_text(error.hint, secrets)}", file=sys.stderr)
 
 
 def _print_json(document: Any) -> None:
@@ -103,16 +138,18 @@ def search(options: SearchOptions) -> int | None:
     """Find the best launch command: the whole loop, from the defaults to a confirmed answer."""
     with one_thread():
         from vopt.optimizer.launch import dry_run, launch
+        from vopt.optimizer.notify import notified
         from vopt.optimizer.prepare import find_goal
 
     goal = find_goal(options)
-    progress = _progress(goal.metric, goal.direction == "maximize", options.simulate is not None, options.quiet)
+    objectives = [one.metric for one in goal.objectives]
+    progress = _progress(goal.metric, goal.direction == "maximize", options.simulate is not None, options.quiet, objectives)
     if options.dry_run:
         with progress as listener:
             text = dry_run(options, listener)
         print(text)
         return None
-    with _notified(options.notify) as begun, progress as listener:
+    with notified(options.notify, _told) as begun, progress as listener:
         study = launch(options, listener, begun.name)
         begun.study = study
     return _answer(study, options.json)
@@ -123,57 +160,25 @@ def resume(options: ResumeOptions) -> int | None:
     """Go on with a study after an interruption, a crash, or with a larger budget."""
     with one_thread():
         from vopt.optimizer.launch import relaunch
+    from vopt.optimizer.notify import notified
     from vopt.optimizer.report.view import StudyView
     from vopt.optimizer.study import read_study
 
     view = StudyView.of(read_study(options.storage, options.study, data_dir=options.data_dir))
-    progress = _progress(view.metric, view.maximize, view.simulated, options.quiet)
-    with _notified(options.notify) as begun, progress as listener:
+    objectives = [str(one["metric"]) for one in view.goal.get("objectives", ())]
+    progress = _progress(view.metric, view.maximize, view.simulated, options.quiet, objectives)
+    with notified(options.notify, _told) as begun, progress as listener:
         begun.name(view.name)
         study = relaunch(options, listener)
         begun.study = study
     return _answer(study, options.json)
 
 
-class _Begun:
-    """What is known of a search for whoever is told of its end."""
-
-    def __init__(self) -> None:
-        self.study_name = ""
-        self.study: StudyRecord | None = None
-
-    def name(self, study_name: str) -> None:
-        self.study_name = study_name
+def _told(text: str) -> None:
+    print(f"vopt: {text}", file=sys.stderr)
 
 
-@contextmanager
-def _notified(command: str | None) -> Iterator[_Begun]:
-    """Runs ``--notify`` when a search ends: with its verdict, ``interrupted`` or ``failed``."""
-    begun = _Begun()
-    if command is None:
-        yield begun
-        return
-    from vopt.optimizer.notify import notification, notify, notify_words
-    from vopt.optimizer.report.redaction import known_secrets
-    from vopt.optimizer.report.wording import command_text
-
-    words = notify_words(command)
-    verdict, line = "failed", ""
-    try:
-        yield begun
-        answer = _view(begun.study).answer if begun.study else None
-        if answer is not None:
-            verdict, line = str(answer.verdict), command_text(answer.argv) if answer.argv else ""
-    except (Interrupted, KeyboardInterrupt):
-        verdict = "interrupted"
-        raise
-    finally:
-        said = notify(words, notification(begun.study_name, verdict, line), secrets=known_secrets(os.environ))
-        if said:
-            print(f"vopt: {said}", file=sys.stderr)
-
-
-def _progress(metric: str, maximize: bool, simulated: bool, quiet: bool) -> ProgressDisplay:
+def _progress(metric: str, maximize: bool, simulated: bool, quiet: bool, objectives: Sequence[str] = ()) -> ProgressDisplay:
     """Progress on stderr, as the terminal allows."""
     from vopt.optimizer.gpus import memory_in_use
     from vopt.optimizer.report.console import ProgressDisplay, display_mode
@@ -184,7 +189,7 @@ def _progress(metric: str, maximize: bool, simulated: bool, quiet: bool) -> Prog
         used = memory_in_use()
         return MemoryUse(*used) if used else None
 
-    progress = Progress(metric, maximize, simulated, known_secrets(os.environ))
+    progress = Progress(metric, maximize, simulated, known_secrets(os.environ), objectives)
     return ProgressDisplay(progress, sys.stderr, display_mode(sys.stderr, quiet=quiet), memory=None if simulated else memory)
 
 
@@ -275,7 +280,9 @@ def export(options: ExportOptions) -> int | None:
     from vopt.optimizer.report.deploy import export as render
     from vopt.optimizer.report.redaction import known_secrets
 
-    _write(render(_stored(options), options.format, options.trial, secrets=known_secrets(os.environ)), options.output)
+    streams.write_text(
+        render(_stored(options), options.format, options.trial, secrets=known_secrets(os.environ)), options.output
+    )
     return None
 
 
@@ -287,7 +294,7 @@ def report(options: ReportOptions) -> int | None:
 
     record = _stored(options)
     output = options.output or Path(f"{record.name.replace('/', '_')}.html")
-    _write(page(record, _importance(record), secrets=known_secrets(os.environ)), output)
+    streams.write_text(page(record, _importance(record), secrets=known_secrets(os.environ)), output)
     print(output)
     return None
 
@@ -301,7 +308,14 @@ def dashboard(options: DashboardOptions) -> int | None:
     def ready(url: str) -> None:
         print(f"optuna-dashboard on {url} (read-only; Ctrl-C ends it)", file=sys.stderr)
 
-    serve(options.storage, port=options.port, data_dir=options.data_dir, ready=ready, secrets=known_secrets(os.environ))
+    serve(
+        options.storage,
+        options.study,
+        port=options.port,
+        data_dir=options.data_dir,
+        ready=ready,
+        secrets=known_secrets(os.environ),
+    )
     return None
 
 
@@ -335,12 +349,3 @@ def clean(options: CleanOptions) -> int | None:
     for line in sweep(options.disk_budget, dry_run=options.dry_run):
         print(line)
     return None
-
-
-def _write(text: str, output: Path | None) -> None:
-    """To stdout, or to a file that only its owner may read."""
-    if output is None:
-        sys.stdout.write(text)
-        return
-    output.write_text(text, encoding="utf-8")
-    output.chmod(0o700 if text.startswith("#!") else 0o600)

@@ -39,6 +39,7 @@ from vopt.optimizer.report.page import plotly_figure
 from vopt.optimizer.report.raw import records_of
 from vopt.optimizer.report.redaction import clean_text
 from vopt.optimizer.report.view import StudyView
+from vopt.optimizer.storage import readable, storage_for
 
 LOOPBACK = "127.0.0.1"
 REFRESH_S = 5.0
@@ -137,6 +138,11 @@ class Copies:
             app = self._app
         return app(environ, start_response)
 
+    def number_of(self, study_name: str) -> int:
+        """A study's number in the copy, which need not be the one that it has in the source."""
+        with self._lock:
+            return int(self._served[0].get_study_id_from_name(study_name))
+
     def close(self) -> None:
         with self._lock:
             for storage in self._served:
@@ -211,6 +217,7 @@ class DashboardServer:
         secrets: Sequence[str] = (),
         refresh_s: float = REFRESH_S,
     ) -> None:
+        self._serving = False
         self._folder = tempfile.TemporaryDirectory(prefix="vopt-dashboard-")
         try:
             self._copies = Copies(url, Path(self._folder.name), read, secrets, refresh_s)
@@ -226,11 +233,17 @@ class DashboardServer:
     def url(self) -> str:
         return f"http://{LOOPBACK}:{self._server.server_port}/"
 
+    def page_of(self, study_name: str) -> str:
+        """The address of one study's page."""
+        return f"{self.url}dashboard/studies/{self._copies.number_of(study_name)}"
+
     def serve_forever(self) -> None:
+        self._serving = True
         self._server.serve_forever(poll_interval=0.1)
 
     def close(self) -> None:
-        self._server.shutdown()
+        if self._serving:  # else there is no loop that could answer
+            self._server.shutdown()
         self._server.server_close()
         self._copies.close()
         self._folder.cleanup()
@@ -238,22 +251,30 @@ class DashboardServer:
 
 def serve(
     url: str,
+    study: str | None = None,
     *,
     port: int = 8080,
     data_dir: Path | None = None,
     ready: Callable[[str], None] = lambda _: None,
     secrets: Sequence[str] = (),
 ) -> None:
-    """Serve until interrupted. Raises ``EnvironmentLacks`` for a storage or a port that cannot be used."""
-    from vopt.optimizer.study import list_studies
+    """Serve until interrupted; ``ready`` hears the address of the page of ``study`` (the latest, without one).
 
+    Raises:
+        UsageError: no such study.
+        EnvironmentLacks: a storage or a port that cannot be used.
+    """
+    from vopt.optimizer.study import list_studies, load
+
+    with readable(url):
+        named = load(storage_for(url, create=False), study).study_name
     path = source_path(url)
     beside = data_dir or (path.parent if path is not None else None)
     # Said by the dashboard's own importance plot at every look at a short study.
     warnings.filterwarnings("ignore", message="Some regimes for parameter")
     server = DashboardServer(url, lambda copy: list_studies(copy, data_dir=beside), port=port, secrets=secrets)
-    ready(server.url)
     try:
+        ready(server.page_of(named))
         server.serve_forever()
     except KeyboardInterrupt:
         return

@@ -55,7 +55,8 @@ class ServedStorage(RDBStorage):
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        return [self._served(trial) for trial in super().get_all_trials(study_id, deepcopy=deepcopy, states=states)]
+        trials = [self._served(trial) for trial in super().get_all_trials(study_id, deepcopy=deepcopy, states=states)]
+        return at_the_worst(trials, self.get_study_directions(study_id))
 
     def get_best_trial(self, study_id: int) -> FrozenTrial:
         """The best feasible trial. Without one, whatever Optuna calls the best: optuna-dashboard asks before it looks at
@@ -80,6 +81,22 @@ def with_constraints(trial: FrozenTrial) -> FrozenTrial:
     values = [value for key, value in sorted(attributes.items()) if key.startswith(_CONSTRAINT)]
     trial._system_attrs = {**attributes, LEGACY_CONSTRAINTS: values or list(attributes.get(LEGACY_CONSTRAINTS, ()))}
     return trial
+
+
+def at_the_worst(trials: list[FrozenTrial], directions: Sequence[StudyDirection]) -> list[FrozenTrial]:
+    """Infeasible trials where the worst feasible one is. They are told that already, but those that came before any feasible
+    trial were told 0 or the load's deadline, and a plot that reaches so far shows nothing else."""
+    good = [trial.values for trial in trials if trial.values and feasible(trial.system_attrs[LEGACY_CONSTRAINTS])]
+    if not good:
+        return trials
+    worst = [
+        min(values) if direction is StudyDirection.MAXIMIZE else max(values)
+        for direction, values in zip(directions, zip(*good, strict=True), strict=True)
+    ]
+    for trial in trials:
+        if trial.values and not feasible(trial.system_attrs[LEGACY_CONSTRAINTS]):
+            trial.values = list(worst)
+    return trials
 
 
 def shown_attributes(attributes: Mapping[str, Any], secrets: Sequence[str] = ()) -> dict[str, Any]:

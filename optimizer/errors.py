@@ -6,6 +6,7 @@
     ├── EnvironmentLacks      3   no GPU, no vLLM, no disk, no such model, storage that cannot be opened
     ├── NothingFeasible       4   no configuration met the limits, or the baseline cannot be started
     ├── GateFailed            5   ``bench --gate``: the recommendation no longer holds
+    ├── Unforeseen           70   a fault of vopt itself; names the file that holds its traceback
     └── Interrupted         130   stopped by the user; the study is kept
 
 A message says which rule was broken and with which value; the hint says what to type next.
@@ -57,6 +58,12 @@ class GateFailed(VoptError):
     """A recommendation lost more than the gate allows."""
 
     exit_code = 5
+
+
+class Unforeseen(VoptError):
+    """A fault of this program. The code is ``EX_SOFTWARE`` of sysexits.h."""
+
+    exit_code = 70
 
 
 class Interrupted(VoptError):

@@ -15,22 +15,31 @@ from optuna.trial import create_trial
 
 from vopt.optimizer.history import StudyRecord, TrialRecord
 from vopt.optimizer.report.view import StudyView
+from vopt.optimizer.report.wording import TOGETHER
 
 FEWEST_STARTS = 6
 """Below this many feasible starts a share would be noise with a percent sign."""
+BETTER_SHARE = 0.5
+"""The better half is compared with all. Optuna's tenth is one or two starts of a search: whatever those had in common takes
+all the credit."""
 DEFAULT = "default"
+
+
+Column = tuple[BaseDistribution, list[Any]]
+"""A parameter's distribution and its value in every start."""
 
 
 def importance(record: StudyRecord) -> dict[str, float]:
     """Share of the goal's spread by parameter, summing to 1; empty when there is too little to tell.
 
     Optuna's own call would count the values that infeasible starts were told, so only feasible ones go in. A parameter that a
-    start left alone has the engine's resolved value where that is known, else the category ``default``.
+    start left alone has the engine's resolved value where that is known, else the category ``default``. Parameters that took
+    their values in the same starts share one row, their names joined by ``TOGETHER``.
     """
     view = StudyView(record)
     rows = [trial for trial in view.searched if view.feasible(trial)]
     names = sorted({name for trial in rows for name in trial.config})
-    columns = {name: column for name in names if (column := _column(rows, name)) is not None}
+    columns = _told_apart({name: column for name in names if (column := _column(rows, name)) is not None})
     if len(rows) < FEWEST_STARTS or not columns:
         return {}
     with _silence():
@@ -41,7 +50,9 @@ def importance(record: StudyRecord) -> dict[str, float]:
         study.add_trial(create_trial(value=view.value(trial), params=params, distributions=spaces))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # few starts to a regime: FEWEST_STARTS is our answer to that
-        found = optuna.importance.get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
+        found = optuna.importance.get_param_importances(
+            study, evaluator=PedAnovaImportanceEvaluator(target_quantile=BETTER_SHARE)
+        )
     return {name: float(share) for name, share in found.items()}
 
 
@@ -56,7 +67,16 @@ def _silence() -> Iterator[None]:
         optuna.logging.set_verbosity(before)
 
 
-def _column(rows: Sequence[TrialRecord], name: str) -> tuple[BaseDistribution, list[Any]] | None:
+def _told_apart(columns: Mapping[str, Column]) -> dict[str, Column]:
+    """One column for all that divide the starts in the same way: of collinear ones the analysis would credit any at will."""
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for name, (_, values) in columns.items():
+        said = [str(value) for value in values]
+        groups.setdefault(tuple(said.index(value) for value in said), []).append(name)
+    return {TOGETHER.join(names): columns[names[0]] for names in groups.values()}
+
+
+def _column(rows: Sequence[TrialRecord], name: str) -> Column | None:
     """A parameter's distribution and its value in every start; ``None`` when it never differed."""
     values = [_value(trial, name) for trial in rows]
     if len({str(value) for value in values}) < 2:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: once, the search stops where nothing is lost; twice, it stops now."""
+"""Ctrl-C, SIGTERM and a terminal that goes away: once, the search stops where nothing is lost; twice, it stops now."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from typing import Any
 
 from vopt.optimizer.errors import Interrupted
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def listen() -> None:
+    """Outside a search too, SIGTERM and SIGHUP end a command as Ctrl-C does: with its clean-up and its exit code."""
+    for number in SIGNALS[1:]:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
 
 
 class Interruption:
@@ -29,6 +36,8 @@ class Interruption:
 
     def __enter__(self) -> Interruption:
         for number in SIGNALS:
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup: it is to outlive its terminal
             self._previous[number] = signal.signal(number, self._on_signal)
         return self
 

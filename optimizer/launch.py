@@ -41,13 +41,14 @@ from vopt.optimizer.prepare import find_asked, find_goal, find_load, find_second
 from vopt.optimizer.propose import compile_key
 from vopt.optimizer.report.raw import read_records
 from vopt.optimizer.samplers import KINDS
-from vopt.optimizer.schedule import check_budget, plan, plan_text
+from vopt.optimizer.schedule import check_budget, plan, plan_notes, plan_text
 from vopt.optimizer.search import search
 from vopt.optimizer.second_load import stored_plan
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.setup import Pinned, SearchSetup
 from vopt.optimizer.space_of import find_space, floor_of, search_setup, space_subject
 from vopt.optimizer.study import Study, read_study, searching
+from vopt.optimizer.study_name import checked_name
 from vopt.optimizer.subject import Subject, find_subject
 from vopt.optimizer.trial import EngineConfig, TrialSpec
 
@@ -163,6 +164,8 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
 
 def dry_run(options: SearchOptions, listener: Listener) -> str:
     """The plan of a search that is not started, as text."""
+    if options.study is not None:
+        checked_name(options.study)
     return plan_text(plan(prepare(options, listener).setup))
 
 
@@ -194,8 +197,11 @@ SEEDED = 3
 
 def launch(options: SearchOptions, listener: Listener, named: Callable[[str], None] = lambda _: None) -> StudyRecord:
     """The whole loop of a new study. ``named`` hears its name as soon as it exists."""
+    if options.study is not None:
+        checked_name(options.study)
     prepared = prepare(options, listener)
-    listener(Note(plan_text(plan(prepared.setup))))
+    for note in plan_notes(plan(prepared.setup), simulated=prepared.subject.machine.simulated):
+        listener(Note(note))
     fetch_weights(prepared.subject.model, lambda text: listener(Note(text)))
     study = Study.create(
         options.storage,
@@ -247,6 +253,13 @@ def stored_options(typed: dict[str, Any]) -> SearchOptions:
 
 
 def _run(prepared: Prepared, study: Study, listener: Listener) -> StudyRecord:
+    try:
+        return _search(prepared, study, listener)
+    except KeyboardInterrupt:  # before the search listened, or after
+        raise Interrupted(f"interrupted; the study {study.name} is kept", hint=f"vopt resume {study.name}") from None
+
+
+def _search(prepared: Prepared, study: Study, listener: Listener) -> StudyRecord:
     options = prepared.options
     subject = prepared.subject
     shrink(subject, study.directory, options.disk_budget, lambda text: listener(Note(text)))

@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 
-from vopt.optimizer.errors import UsageError
-from vopt.optimizer.report.redaction import clean_text
+from vopt.optimizer.errors import Interrupted, UsageError
+from vopt.optimizer.history import StudyRecord
+from vopt.optimizer.report.redaction import clean_text, known_secrets
+from vopt.optimizer.report.view import StudyView
+from vopt.optimizer.report.wording import command_text
 
 NOTIFY_TIMEOUT_S = 30.0
 """Longer than any mail or web hook takes; a command that hangs must not keep the answer from the shell."""
@@ -57,3 +62,37 @@ def notify(words: list[str], ended: Ended, *, timeout_s: float = NOTIFY_TIMEOUT_
         return ""
     said = clean_text(done.stderr.decode(errors="replace"), secrets).strip().splitlines()
     return f"--notify: {words[0]} ended with exit code {done.returncode}" + (f": {said[-1][:200]}" if said else "")
+
+
+@dataclass(slots=True)
+class Begun:
+    """What is known of a search for whoever is told of its end: its name once it exists, and the study once it ended."""
+
+    study_name: str = ""
+    study: StudyRecord | None = None
+
+    def name(self, study_name: str) -> None:
+        self.study_name = study_name
+
+
+@contextmanager
+def notified(command: str | None, say: Callable[[str], None]) -> Iterator[Begun]:
+    """Runs ``command`` when a search ends: with its verdict, ``interrupted`` or ``failed``. ``say`` hears what went wrong."""
+    begun = Begun()
+    if command is None:
+        yield begun
+        return
+    words = notify_words(command)
+    verdict, line = "failed", ""
+    try:
+        yield begun
+        answer = StudyView.of(begun.study, known_secrets(os.environ)).answer if begun.study else None
+        if answer is not None:
+            verdict, line = str(answer.verdict), command_text(answer.argv) if answer.argv else ""
+    except (Interrupted, KeyboardInterrupt):
+        verdict = "interrupted"
+        raise
+    finally:
+        said = notify(words, notification(begun.study_name, verdict, line), secrets=known_secrets(os.environ))
+        if said:
+            say(said)

@@ -108,11 +108,22 @@ class SearchOptions(SpaceOptions):
     time_budget: Annotated[
         float,
         option(
-            "Wall time; confirmation and soak are reserved first.", BUDGET, "--time-budget", parser=duration_s, metavar="TIME"
+            "Wall time; confirmation and soak are reserved first. Default: 2h.",
+            BUDGET,
+            "--time-budget",
+            parser=duration_s,
+            metavar="TIME",
         ),
     ] = 7200.0
     soak: Annotated[
-        float, option("How long the winner runs at peak load at the end.", BUDGET, "--soak", parser=duration_s, metavar="TIME")
+        float,
+        option(
+            "How long the winner runs at peak load at the end. Default: 10m.",
+            BUDGET,
+            "--soak",
+            parser=duration_s,
+            metavar="TIME",
+        ),
     ] = 600.0
     dry_run: Annotated[bool, option("Print the plan with times per phase, start nothing.", BUDGET, "--dry-run")] = False
     explain: Annotated[bool, option("Afterwards measure what each kept flag is worth.", BUDGET, "--explain")] = False
@@ -125,7 +136,14 @@ class SearchOptions(SpaceOptions):
     study: Annotated[str | None, option("Name of the study. Default: <model>-<goal>-<n>.", MACHINERY, "--study")] = None
     data_dir: DataDir = None
     disk_budget: Annotated[
-        int, option("Most disk that caches and logs may take.", MACHINERY, "--disk-budget", parser=size_bytes, metavar="SIZE")
+        int,
+        option(
+            "Most disk that caches and logs may take. Default: 10G.",
+            MACHINERY,
+            "--disk-budget",
+            parser=size_bytes,
+            metavar="SIZE",
+        ),
     ] = 10 * 2**30
     no_serve: Annotated[bool, option("Confirm in-process instead of as served commands.", MACHINERY, "--no-serve")] = False
     notify: Notify = None
@@ -276,7 +294,10 @@ class WorkloadOptions:
     """A workload file from the histograms of a running vLLM; prompts are not needed."""
 
     from_metrics: Annotated[str | None, option("The server's URL.", LOAD, "--from-metrics", metavar="URL")] = None
-    for_s: Annotated[float, option("How long to watch it.", LOAD, "--for", parser=duration_s, metavar="TIME")] = 600.0
+    for_s: Annotated[
+        float,
+        option("How long to watch it. Default: 10m.", LOAD, "--for", parser=duration_s, metavar="TIME"),
+    ] = 600.0
     output: Annotated[Path, option("Where to write the workload.", OUTPUT, "--output", "-o")] = Path("workload.jsonl")
     seed: Seed = 0
 
@@ -295,7 +316,8 @@ class CleanOptions:
     """Remove leftovers of dead searches, and caches beyond a budget."""
 
     disk_budget: Annotated[
-        int, option("Most disk that caches may keep.", MACHINERY, "--disk-budget", parser=size_bytes, metavar="SIZE")
+        int,
+        option("Most disk that caches may keep. Default: 10G.", MACHINERY, "--disk-budget", parser=size_bytes, metavar="SIZE"),
     ] = 10 * 2**30
     dry_run: Annotated[bool, option("Say what would go, remove nothing.", OUTPUT, "--dry-run")] = False
 

@@ -24,6 +24,10 @@ from vopt.optimizer.report.redaction import clean
 from vopt.optimizer.subject import Subject
 
 SIMULATED_VOCAB = 32_000
+MOST_IN_FLIGHT = 65_536
+"""An address has so many ports. Engines are full long before: vLLM's own default is 1,024 sequences at most."""
+MOST_RATE = 100_000.0
+"""Requests per second; a client that reads their streams manages some thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,11 @@ def find_asked(options: SearchOptions, goal: Goal) -> Asked:
     """What the user fixed of the load. A throughput goal is a closed loop; latency and goodput are measured at a rate."""
     if options.rate is not None and not (options.rate > 0 and options.rate < float("inf")):
         raise UsageError(f"--rate {options.rate}: a rate is requests per second, above 0 and finite", hint="--rate 8")
+    if options.rate is not None and options.rate > MOST_RATE:
+        raise UsageError(
+            f"--rate {options.rate:g}: more requests per second than a client can send; at most {MOST_RATE:,.0f}",
+            hint="leave --rate out: 0.6 of what the baseline sustains is found on its engine",
+        )
     if options.window is not None and not options.window > 0:
         raise UsageError(f"--window {options.window}: a window is longer than 0 seconds", hint="--window 60s")
     if options.rate is not None and not any(_open_loop(*kind) for kind in _kinds(goal)):
@@ -183,6 +192,11 @@ def concurrency_of(text: str | None) -> int | None:
     if value < 1:
         raise UsageError(
             f"--concurrency {text}: requests in flight are a whole number above 0, or auto", hint="--concurrency 128"
+        )
+    if value > MOST_IN_FLIGHT:
+        raise UsageError(
+            f"--concurrency {text}: more requests at once than one host can send; at most {MOST_IN_FLIGHT:,}",
+            hint="--concurrency auto finds how many fill this engine",
         )
     return value
 

@@ -171,13 +171,15 @@ def objective_merits(goal: Goal, judged: Judged) -> tuple[float, ...] | None:
 
 def front_of(progress: Progress) -> list[Judged]:
     """Of several objectives: the configurations that no other one beats by more than the noise, the baseline among those that
-    may be, by their first start and in the order of the first objective, best first; empty for one goal."""
+    may be, by the mean of their starts and in the order of the first objective, best first; empty for one goal. A
+    configuration with a start that may not win is no member."""
     goal = progress.setup.goal
-    rows = [
-        (merits, judged)
-        for judged in progress.searched
-        if goal.objectives and judged.may_win and (merits := objective_merits(goal, judged)) is not None
-    ]
+    rows = []
+    for judged in progress.searched if goal.objectives else ():
+        starts = progress.starts_of(judged.record.config, Stage.SEARCH, Stage.SCREENING)
+        merits = [found for start in starts if (found := objective_merits(goal, start)) is not None]
+        if merits and judged is starts[0] and all(start.may_win for start in starts):
+            rows.append((tuple(fmean(values) for values in zip(*merits, strict=True)), judged))
     members = [rows[i] for i in front([merits for merits, _ in rows], noise=progress.setup.restart_noise)]
     return [judged for _, judged in sorted(members, key=lambda row: -row[0][0])]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +85,11 @@ def shown(record: TrialRecord) -> dict[str, Any]:
     if record.metrics:
         flat |= {name: value for name, value in record.metrics.values.items() if name in SHOWN_METRICS}
     return flat
+
+
+def where_it_lies(record: TrialRecord, directory: Path) -> TrialRecord:
+    """The same start with the directory of its evidence as it is now, should the study have been moved since."""
+    if not record.directory or Path(record.directory).is_dir():
+        return record
+    moved = directory / Path(record.directory).name
+    return replace(record, directory=str(moved)) if moved.is_dir() else record

@@ -140,6 +140,14 @@ def check_budget(setup: SearchSetup) -> None:
         )
 
 
+def plan_notes(plan: Plan, *, simulated: bool) -> tuple[str, ...]:
+    """The plan as sentences, for a log: one for the phases, then what was reduced."""
+    phases = ", ".join(f"{p.stage} {p.starts} ({p.expected_s / 60:.0f} min)" for p in plan.phases)
+    minutes = f"about {plan.expected_s / 60:.0f} min"
+    time = f"{minutes} of simulated time, which passes much faster" if simulated else minutes
+    return (f"plan: {plan.starts} engine starts, {time}: {phases}", *plan.notes)
+
+
 def plan_text(plan: Plan) -> str:
     """The plan as people read it: a line for each phase, the sum, and what was reduced."""
     lines = [f"{'phase':<14}{'starts':>7}{'minutes':>9}"]

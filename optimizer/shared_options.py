@@ -53,7 +53,8 @@ def percent(text: str | float) -> float:
 
 
 def option(help_text: str, panel: str, *names: str, **settings: Any) -> Any:
-    return typer.Option(*names, help=help_text, rich_help_panel=panel, show_default=True, **settings)
+    measured = settings.get("parser") in (duration_s, size_bytes)  # their help says "Default: 2h", not 7200.0
+    return typer.Option(*names, help=help_text, rich_help_panel=panel, show_default=not measured, **settings)
 
 
 Json = Annotated[bool, option("Print one versioned JSON document on stdout.", OUTPUT, "--json")]
@@ -120,7 +121,12 @@ Gpus = Annotated[
     str | None, option("GPUs to use, like 0,1 (with --simulate: how many). Default: a free one.", MACHINERY, "--gpus")
 ]
 EngineKind = Annotated[
-    str, option("vllm (in-process), server (vllm serve), simulated, or the URL of a running server.", MACHINERY, "--engine")
+    str,
+    option(
+        "vllm (in-process), server (vllm serve) or simulated; with bench also the URL of a running server.",
+        MACHINERY,
+        "--engine",
+    ),
 ]
 Simulate = Annotated[
     str | None, option("Simulate this GPU instead of using one: h200, h100, a100, …", MACHINERY, "--simulate", metavar="GPU")
@@ -154,5 +160,12 @@ NoMemoryCheck = Annotated[
 ]
 Acceptance = Annotated[
     float | None,
-    option("Acceptance length to assume for speculation where real text or weights are absent.", SPACE, "--acceptance-length"),
+    option(
+        "Acceptance length to assume for speculation where real text or weights are absent.",
+        SPACE,
+        "--acceptance-length",
+        metavar="L",
+        min=1.0,
+        max=100.0,
+    ),
 ]

@@ -29,6 +29,7 @@ from vopt.optimizer.setup import Budget, Pinned, SearchSetup, Timing
 from vopt.optimizer.space_report import space_document, space_text
 from vopt.optimizer.subject import Machine, Subject, find_arguments, find_machine, find_subject, serve_line
 from vopt.optimizer.trial import EngineConfig
+from vopt.optimizer.typed_files import read_typed
 from vopt.search_spaces.arguments import Arguments
 from vopt.search_spaces.build import Subject as SpaceSubject
 from vopt.search_spaces.build import build_space, memory_check
@@ -161,15 +162,14 @@ def user_space(path: Path | None) -> SpaceFile | None:
     if path is None:
         return None
     try:
-        read = parse_space(path.read_text(encoding="utf-8"), str(path), base_declarations())
+        text = read_typed(path, "--space", hint="docs/how-to/write-a-search-space.md shows one")
+        read = parse_space(text, str(path), base_declarations())
         if read.mode is not None or read.bare is not None:
             key, value = ("mode", read.mode) if read.mode is not None else ("bare", read.bare)
             raise SpaceFileError(str(path), key, value, "a file of yours narrows any mode: choose it by --mode")
         return read
     except SpaceFileError as error:
         raise SearchSpaceError(error.file, error.key, error.value, error.rule) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--space {path}: {error}") from None
 
 
 def workload_facts(workload: Workload, subject: Subject, concurrency: int | None, acceptance: float | None) -> WorkloadFacts:
@@ -288,10 +288,7 @@ def _command_text(given: str) -> str:
     path = Path(given)
     if len(given) > LONGEST_PATH or "\n" in given or not path.is_file():
         return given
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--check {path}: {error}") from None
+    text = read_typed(path, "--check", hint="--check 'vllm serve MODEL …', or a file that holds it")
     return serve_line(text, f"--check {path}") if "serve" in text or "api_server" in text or "docker" in text else text
 
 

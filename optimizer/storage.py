@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
@@ -113,3 +116,37 @@ def study_directory(url: str, name: str, data_dir: Path | None = None) -> Path:
     path = sqlite_path(url)
     base = data_dir or (path.parent if path is not None else Path())
     return (base / "studies" / name).absolute()
+
+
+def made_directory(directory: Path) -> None:
+    """Make a study's directory, before its study exists: a study without one would be the latest and be nobody's."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise EnvironmentLacks(
+            f"{directory} cannot be made: {error.strerror or error}", hint="--data-dir with a directory that you may write to"
+        ) from None
+
+
+def innermost(error: BaseException) -> str:
+    """What the database itself said, below the layers that only say that it failed."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def waiting_is_useless(reason: str) -> bool:
+    """A lock is given back some day; a full disk and a file that may not be written stay as they are."""
+    return any(said in reason for said in ("disk is full", "readonly database"))
+
+
+@contextmanager
+def readable(url: str) -> Iterator[None]:
+    """A database without studies' tables, or with damaged ones, in words of its own. Raises ``EnvironmentLacks``."""
+    try:
+        yield
+    except (StorageInternalError, SQLAlchemyError) as error:
+        raise EnvironmentLacks(
+            f"the studies in {url!r} cannot be read: {innermost(error)}",
+            hint="give another --storage; what was measured is also in the files below studies/, beside the database",
+        ) from error

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,8 +26,17 @@ from vopt.optimizer.errors import EnvironmentLacks, UsageError
 from vopt.optimizer.history import FORMAT_VERSION, SAMPLED_STAGES, Pending, StudyRecord, TrialRecord, TrialRequest
 from vopt.optimizer.locks import lock_study
 from vopt.optimizer.recommend import Recommendation
-from vopt.optimizer.results import fitted, read_result, request_json, request_of, shown, write_result
-from vopt.optimizer.storage import sqlite_file, storage_for, study_directory
+from vopt.optimizer.results import fitted, read_result, request_json, request_of, shown, where_it_lies, write_result
+from vopt.optimizer.storage import (
+    innermost,
+    made_directory,
+    readable,
+    sqlite_file,
+    storage_for,
+    study_directory,
+    waiting_is_useless,
+)
+from vopt.optimizer.study_name import next_name
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.space import Point, SearchSpace
 
@@ -62,7 +70,9 @@ class Study:
         previous = os.umask(0o077)
         try:
             storage = storage_for(url, create=True, timeout_s=timeout_s, durable=not setup.get("simulated"))
-            called = name or next_name(storage, setup)
+            called = name or next_name({study.study_name for study in storage.get_all_studies()}, setup)
+            directory = study_directory(url, called, data_dir)
+            made_directory(directory)
             try:
                 study = optuna.create_study(
                     storage=storage, study_name=called, directions=[direction.value for direction in directions]
@@ -71,8 +81,6 @@ class Study:
                 raise UsageError(
                     f"a study called {called!r} exists already", hint=f"vopt resume {called}, or another --study"
                 ) from None
-            directory = study_directory(url, called, data_dir)
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             opened = cls(study, directory, space, retry_s)
             opened._patiently(lambda: study.set_user_attr("setup", {**setup, "format_version": FORMAT_VERSION}))
             opened._patiently(lambda: study.set_user_attr("format_version", FORMAT_VERSION))
@@ -248,21 +256,14 @@ class Study:
                         f"the study's database {self._file[0]} was deleted or replaced during the search",
                         hint=f"the results are under {self.directory}; put the database back, then: vopt resume {self.name}",
                     ) from error
-                if time.monotonic() - began > self._retry_s:
+                reason = innermost(error)
+                if time.monotonic() - began > self._retry_s or waiting_is_useless(reason):
                     raise EnvironmentLacks(
-                        f"the study's database could not be written for {self._retry_s:.0f} s: {error}",
-                        hint=f"results are safe under {self.directory}; vopt resume {self.name} goes on",
+                        f"the study's database could not be written: {reason}",
+                        hint=f"results are safe under {self.directory}; make it writable, then: vopt resume {self.name}",
                     ) from error
                 time.sleep(pause)
                 pause = min(2 * pause, 5.0)
-
-
-def next_name(storage: BaseStorage, setup: Mapping[str, Any]) -> str:
-    """``<model in lower case>-<goal>-<n>``, the first free n."""
-    goal = setup["goal"]
-    stem = f"{str(setup['model']).rstrip('/').rsplit('/', 1)[-1].lower()}-{goal['name'] if isinstance(goal, Mapping) else goal}"
-    taken = {study.study_name for study in storage.get_all_studies()}
-    return next(name for n in range(1, len(taken) + 2) if (name := f"{stem}-{n}") not in taken)
 
 
 def load(storage: BaseStorage, name: str | None) -> optuna.Study:
@@ -270,7 +271,9 @@ def load(storage: BaseStorage, name: str | None) -> optuna.Study:
     names = [study.study_name for study in sorted(storage.get_all_studies(), key=lambda study: study._study_id)]
     if not names:
         raise UsageError("there is no study here yet", hint="vopt search makes one")
-    matching = names[-1:] if name is None else [name] if name in names else [n for n in names if n.startswith(name)]
+    matching = (
+        _latest(storage, names) if name is None else [name] if name in names else [n for n in names if n.startswith(name)]
+    )
     if len(matching) != 1:
         what = f"{name!r} names no study" if not matching else f"{name!r} could be {', '.join(matching)}"
         raise UsageError(what, hint=f"studies: {', '.join(names[-10:])}")
@@ -286,27 +289,32 @@ def load(storage: BaseStorage, name: str | None) -> optuna.Study:
     return study
 
 
+def _latest(storage: BaseStorage, names: list[str]) -> list[str]:
+    """The last one of vopt: a start that was killed before it had written anything leaves a study that is nobody's."""
+    ours = (n for n in reversed(names) if "format_version" in storage.get_study_user_attrs(storage.get_study_id_from_name(n)))
+    return [next(ours, names[-1])]
+
+
 def read_study(url: str, name: str | None = None, *, data_dir: Path | None = None, timeout_s: float = 60.0) -> StudyRecord:
     """One study as a value: by name, unique prefix, or the latest. Changes nothing."""
-    study = load(storage_for(url, create=False, timeout_s=timeout_s), name)
-    return _record(study, study_directory(url, study.study_name, data_dir))
+    with readable(url):
+        study = load(storage_for(url, create=False, timeout_s=timeout_s), name)
+        return _record(study, study_directory(url, study.study_name, data_dir))
 
 
 def list_studies(url: str, *, data_dir: Path | None = None, timeout_s: float = 60.0) -> tuple[StudyRecord, ...]:
     """Every study of vopt in a storage, oldest first."""
-    storage = storage_for(url, create=False, timeout_s=timeout_s)
-    ids = sorted(storage.get_all_studies(), key=lambda study: study._study_id)
-    studies = [optuna.load_study(storage=storage, study_name=study.study_name) for study in ids]
-    return tuple(
-        _record(study, study_directory(url, study.study_name, data_dir))
-        for study in studies
-        if "format_version" in study.user_attrs
-    )
+    with readable(url):
+        storage = storage_for(url, create=False, timeout_s=timeout_s)
+        ids = sorted(storage.get_all_studies(), key=lambda study: study._study_id)
+        studies = [optuna.load_study(storage=storage, study_name=study.study_name) for study in ids]
+        ours = [study for study in studies if "format_version" in study.user_attrs]
+        return tuple(_record(study, study_directory(url, study.study_name, data_dir)) for study in ours)
 
 
 def _record(study: optuna.Study, directory: Path) -> StudyRecord:
     answer = study.user_attrs.get("recommendation")
-    records = tuple(_where_it_lies(record, directory) for _, record in _finished(study))
+    records = tuple(where_it_lies(record, directory) for _, record in _finished(study))
     return StudyRecord(
         name=study.study_name,
         created_at=min((record.began_at for record in records), default=""),
@@ -315,14 +323,6 @@ def _record(study: optuna.Study, directory: Path) -> StudyRecord:
         recommendation=Recommendation.from_json(answer) if answer else None,
         directory=str(directory),
     )
-
-
-def _where_it_lies(record: TrialRecord, directory: Path) -> TrialRecord:
-    """The same start with the directory of its evidence as it is now, should the study have been moved since."""
-    if not record.directory or Path(record.directory).is_dir():
-        return record
-    moved = directory / Path(record.directory).name
-    return replace(record, directory=str(moved)) if moved.is_dir() else record
 
 
 def _finished(study: optuna.Study) -> list[tuple[int, TrialRecord]]:

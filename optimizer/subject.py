@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from vopt.optimizer.locks import held_gpu_locks
 from vopt.optimizer.options import BenchOptions, SpaceOptions
 from vopt.optimizer.report.deploy import argv_from_yaml
 from vopt.optimizer.trial import EngineConfig
+from vopt.optimizer.typed_files import read_typed
 from vopt.search_spaces.arguments import Arguments, stored_arguments, stored_versions
 from vopt.search_spaces.choices import parse_setting, split_settings
 from vopt.search_spaces.defaults import Gpu
@@ -99,6 +101,10 @@ def find_subject(options: SpaceOptions | BenchOptions, say: Callable[[str], None
         EnvironmentLacks: no vLLM, no GPU, no network where one is needed.
     """
     python = str(options.python) if options.python else sys.executable
+    if shutil.which(python) is None:
+        raise UsageError(
+            f"--python {python}: no program that can be run", hint="--python PATH/bin/python of an environment with vLLM"
+        )
     machine = find_machine(options.simulate, options.gpus, python)
     if not machine.simulated:
         say(f"asking the vLLM of {python} for its arguments and for its view of the model")
@@ -248,10 +254,7 @@ def _is_command(words: Sequence[str], options: SpaceOptions | BenchOptions) -> b
 
 
 def _command_of_file(path: Path, schema: Arguments) -> LaunchCommand:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--from {path}: {error}") from None
+    text = read_typed(path, "--from", hint="--from FILE that holds one vllm serve command, or vLLM's YAML")
     if ("vllm" in text and "serve" in text) or "api_server" in text or CONTAINER_RUN.search(text):
         return parse_command(serve_line(text, f"--from {path}"), schema)
     return parse_command(argv_from_yaml(text), schema)
@@ -281,9 +284,13 @@ def _model_name(given: str | None, command: LaunchCommand) -> str:
 
 def _set_arguments(texts: Sequence[str], schema: Arguments) -> tuple[EngineConfig, tuple[str, ...]]:
     """``--set`` as engine arguments and as front-end words; a name that this vLLM lacks is an error."""
+    given: dict[str, str] = {}
     for text in texts:
         name, _, value = text.partition("=")
         refuse_secret(canonical(name.strip()), value)
+        before = given.setdefault(canonical(name.strip()), value)
+        if before != value:
+            raise UsageError(f"--set {name.strip()} is given twice, as {before} and as {value}", hint=f"--set {text}")
     try:
         engine_texts, front = split_settings(texts, schema)
         engine = dict(parse_setting(text, schema) for text in engine_texts)

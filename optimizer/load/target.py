@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.load.plan import Request
+from vopt.optimizer.typed_files import read_typed
 
 API_KEY_VARIABLES = ("VLLM_API_KEY", "OPENAI_API_KEY")
 _ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1")
@@ -131,10 +132,7 @@ def read_api_key(file: Path | None, environment: Mapping[str, str]) -> str | Non
     """The key from ``--api-key-file``, else from ``VLLM_API_KEY`` or ``OPENAI_API_KEY``. Raises ``UsageError``."""
     if file is None:
         return next((environment[name] for name in API_KEY_VARIABLES if environment.get(name)), None)
-    try:
-        key = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--api-key-file {file}: {error}", hint="name a text file that holds the key alone") from error
+    key = read_typed(file, "--api-key-file", hint="name a text file that holds the key alone").strip()
     if not key or not key.isprintable() or " " in key:
         raise UsageError(f"--api-key-file {file} does not hold one key on one line", hint="put the key alone into it")
     return key

@@ -19,6 +19,7 @@ from vopt.optimizer.load.source import HEADER_DIGITS
 from vopt.optimizer.load.text import CHARACTERS_PER_TOKEN, TextTokenizer
 from vopt.optimizer.load.workload import FORMAT, Recorded, Workload, prefix_repetition
 from vopt.optimizer.load.workload_entries import Draft, Unusable, read_entry
+from vopt.optimizer.typed_files import read_typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,7 @@ def read_workload(path: Path, tokenizer: TextTokenizer | None, *, output_tokens:
     Without a tokenizer prompts are counted as a quarter of their characters, said in a note. ``UsageError`` when the file
     cannot be read, or when no entry can be used.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the workload file {path} cannot be read: {error}") from error
+    text = read_typed(path, "the workload file", most_bytes=None, hint="--workload chat, or a file of JSON lines")
     return parse_workload(text, tokenizer, name=path.name, output_tokens=output_tokens)
 
 

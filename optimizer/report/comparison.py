@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from vopt.optimizer.history import TrialRecord
 from vopt.optimizer.report import wording
 
+WITHIN_STARTS = 0.01
+"""Starts of one configuration differ by about as much: one start each cannot tell a smaller change from chance."""
 METRIC_ORDER = (
     "tokens_per_s",
     "output_tokens_per_s",
@@ -43,6 +45,20 @@ class Comparison:
     winner: Spread | None
     change: float | None
     better: bool | None
+
+    @property
+    def too_little(self) -> bool:
+        """Whether a single start of an arm differs from the other by less than starts of one configuration do anyway."""
+        alone = any(spread is None or spread.starts < 2 for spread in (self.baseline, self.winner))
+        return alone and self.change is not None and abs(self.change - 1) < WITHIN_STARTS
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the starts of both arms cover common ground, so that no direction can be claimed."""
+        one, other = self.baseline, self.winner
+        if one is None or other is None or one.starts < 2 or other.starts < 2:
+            return False
+        return one.low <= other.high and other.low <= one.high
 
 
 def names_of(trials: Iterable[TrialRecord]) -> set[str]:

@@ -16,6 +16,12 @@ DEFAULT_PORT = 8000
 CACHE = "/cache"
 CACHES = {"HF_HOME": f"{CACHE}/huggingface", "VLLM_CACHE_ROOT": f"{CACHE}/vllm"}
 """Where the container keeps weights and compiled graphs, whatever the home of its user is."""
+KUBERNETES_USE = (
+    "Use it with: kubectl apply -f FILE.yaml",
+    "a gated model needs its token first: kubectl create secret generic huggingface --from-literal=token=…",
+    "vLLM asks nobody for a password unless there is one: kubectl create secret generic vllm --from-literal=api-key=…",
+    f"{CACHE} is an emptyDir: each new pod downloads and compiles again; a PersistentVolumeClaim there keeps both",
+)
 _PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--prefill-context-parallel-size")
 
 
@@ -74,16 +80,16 @@ def manifests(view: StudyView, argv: Sequence[str], trial: str | None = None) ->
         "args": [word.replace("$", "$$") for word in words],
         "ports": [{"name": "http", "containerPort": port}],
         "env": [
-            {
-                "name": "HF_TOKEN",
-                "valueFrom": {"secretKeyRef": {"name": "huggingface", "key": "token", "optional": True}},
-            },
+            _from_secret("HF_TOKEN", "huggingface", "token"),
+            _from_secret("VLLM_API_KEY", "vllm", "api-key"),
             *({"name": key, "value": path} for key, path in CACHES.items()),
             *({"name": key, "value": value.replace("$", "$$")} for key, value in container_variables(view, trial).items()),
         ],
         "resources": {"limits": dict(gpus), "requests": dict(gpus)},
-        "startupProbe": probe | {"periodSeconds": 10, "failureThreshold": max(30, _start_period_s(view) // 10)},
-        "readinessProbe": probe | {"periodSeconds": 5, "failureThreshold": 2},
+        "startupProbe": probe
+        | {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": max(30, _start_period_s(view) // 10)},
+        # Under full load the server answers late: with the default of one second it would be taken out of service.
+        "readinessProbe": probe | {"periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 3},
         "livenessProbe": probe | {"periodSeconds": 15, "timeoutSeconds": 10, "failureThreshold": 4},
         "volumeMounts": mounts,
     }
@@ -115,6 +121,11 @@ def manifests(view: StudyView, argv: Sequence[str], trial: str | None = None) ->
         "spec": {"selector": labels, "ports": [{"name": "http", "port": 80, "targetPort": "http"}]},
     }
     return [deployment, service]
+
+
+def _from_secret(variable: str, secret: str, key: str) -> dict[str, Any]:
+    """A variable from a secret of the cluster that may be absent."""
+    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key, "optional": True}}}
 
 
 def image(view: StudyView) -> str:

@@ -15,7 +15,7 @@ from vopt.optimizer.command import bound_argv
 from vopt.optimizer.errors import NothingFeasible, UsageError
 from vopt.optimizer.history import StudyRecord
 from vopt.optimizer.report import wording
-from vopt.optimizer.report.containers import compose, gpus_needed, manifests
+from vopt.optimizer.report.containers import KUBERNETES_USE, compose, gpus_needed, manifests
 from vopt.optimizer.report.document import answer_document
 from vopt.optimizer.report.launch_options import ENTRY, options_of
 from vopt.optimizer.report.redaction import clean_argv
@@ -71,13 +71,15 @@ def export(record: StudyRecord, form: str, trial: str | None = None, *, secrets:
         case ExportFormat.SHELL:
             return shell_script(view, argv, trial=trial)
         case ExportFormat.YAML:
-            return _with_comments(view, trial, "Use it with: vllm serve --config FILE.yaml", [config_mapping(bound_argv(argv))])
+            use = ("Use it with: vllm serve --config FILE.yaml",)
+            return _with_comments(view, trial, use, [config_mapping(bound_argv(argv))])
         case ExportFormat.JSON:
             return json.dumps(_json(view, argv, trial), indent=2, ensure_ascii=False) + "\n"
         case ExportFormat.DOCKER:
-            return _with_comments(view, trial, "Use it with: docker compose -f FILE.yaml up", [compose(view, argv, trial)])
+            use = ("Use it with: docker compose -f FILE.yaml up",)
+            return _with_comments(view, trial, use, [compose(view, argv, trial)])
         case ExportFormat.K8S:
-            return _with_comments(view, trial, "Use it with: kubectl apply -f FILE.yaml", manifests(view, argv, trial))
+            return _with_comments(view, trial, KUBERNETES_USE, manifests(view, argv, trial))
 
 
 def _format(form: str) -> ExportFormat:
@@ -163,7 +165,7 @@ def _json(view: StudyView, argv: list[str], trial: str | None) -> dict[str, Any]
     return document if trial is None else document | {"argv": argv, "command": wording.command_text(argv), "trial": trial}
 
 
-def _with_comments(view: StudyView, trial: str | None, use: str, documents: Iterable[dict[str, Any]]) -> str:
-    comments = "".join(f"# {line}".rstrip() + "\n" for line in (*provenance(view, trial=trial), use))
+def _with_comments(view: StudyView, trial: str | None, use: Sequence[str], documents: Iterable[dict[str, Any]]) -> str:
+    comments = "".join(f"# {line}".rstrip() + "\n" for line in (*provenance(view, trial=trial), *use))
     dumped = [yaml.dump(one, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=100_000) for one in documents]
     return comments + "---\n".join(dumped)

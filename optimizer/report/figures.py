@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -34,12 +34,14 @@ _PHASE_COLORS = {
 }
 MOST_SLICES = 6
 MOST_TICKS = 24
+MOST_TICK = 18
 _DEFAULT = "default"
 
 
 def search_figures(view: StudyView, importance: Mapping[str, float]) -> list[FigureSpec]:
     """Every figure of the search that the study has data for, in reading order."""
-    made = [history(view), pareto(view), confirmation(view), importance_bars(importance)]
+    times = [str(one["metric"]) for one in view.goal.get("objectives", ()) if wording.is_time(str(one["metric"]))]
+    made = [history(view), pareto(view, *times[:1]), confirmation(view), importance_bars(importance)]
     made += [*slices(view, importance), timeline(view)]
     return [figure for figure in made if figure is not None]
 
@@ -160,9 +162,8 @@ def importance_bars(importance: Mapping[str, float]) -> FigureSpec | None:
 
 def slices(view: StudyView, importance: Mapping[str, float]) -> list[FigureSpec]:
     """The goal's metric over each parameter, most important first."""
-    names = sorted(
-        {name for trial in view.searched for name in trial.config}, key=lambda name: (-importance.get(name, 0.0), name)
-    )
+    shares = {name: share for names, share in importance.items() for name in names.split(wording.TOGETHER)}
+    names = sorted({name for trial in view.searched for name in trial.config}, key=lambda name: (-shares.get(name, 0.0), name))
     made = (_slice(view, name) for name in names)
     return [figure for figure in made if figure is not None][:MOST_SLICES]
 
@@ -181,12 +182,21 @@ def _slice(view: StudyView, name: str) -> FigureSpec | None:
         if chosen:
             heights = [(str(value), wording.shown(view.metric, view.value(trial) or 0.0), trial) for value, trial in chosen]
             traces.append(points(view, group, heights, look))
-    ticks = {"tickvals": order, "ticktext": [wording.one_line(label, 18) for label in order]}
+    ticks = {"tickvals": order, "ticktext": tick_texts(order)}
     layout = layout_of(
         "", axis_title(view.metric), xaxis={"type": "category", "categoryorder": "array", "categoryarray": order, **ticks}
     )
     alt = f"{wording.metric_label(view.metric)} over {name} for {len(rows)} engine starts."
     return FigureSpec(f"slice-{_html_id(name)}", name, alt, tuple(traces), layout, 300, half=True)
+
+
+def tick_texts(values: Sequence[str]) -> list[str]:
+    """Labels of at most 18 characters that differ where the values do: of JSON that is cut, the end is kept."""
+    cut = [wording.one_line(value, MOST_TICK) for value in values]
+    return [
+        text if cut.count(text) == 1 else f"{value[: MOST_TICK // 3]}…{value[-(MOST_TICK - MOST_TICK // 3 - 1) :]}"
+        for text, value in zip(cut, values, strict=True)
+    ]
 
 
 def _slice_value(value: Any) -> int | float | str:

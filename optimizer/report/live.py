@@ -41,13 +41,15 @@ class Ended:
 class Progress:
     """What a listener knows. ``hear`` every event with the seconds since the search began; then ask for lines.
 
-    ``metric`` is the goal's; ``secrets`` are values that must not be shown.
+    ``metric`` is the goal's, ``objectives`` those that it weighs where there are several; ``secrets`` are values that must
+    not be shown.
     """
 
     metric: str = "tokens_per_s"
     maximize: bool = True
     simulated: bool = False
     secrets: Sequence[str] = ()
+    objectives: Sequence[str] = ()
     stage: StageBegan | None = None
     stage_began_s: float = 0.0
     ended_in_stage: int = 0
@@ -112,6 +114,8 @@ class Progress:
             return None
         elapsed = at_s - self.stage_began_s
         planned = stage.expected_s / stage.trials if stage.expected_s is not None and stage.trials else None
+        if self.simulated:
+            planned = None  # in seconds of the simulation, not of this clock
         if self.ended_in_stage:
             began = self.trial_began_s if self.trial else at_s
             paced = (began - self.stage_began_s) / self.ended_in_stage
@@ -172,9 +176,9 @@ class Progress:
 
     def best_line(self) -> str:
         if self.best is None:
-            baseline = f" (baseline {wording.metric_text(self.metric, self.baseline)})" if self.baseline is not None else ""
+            baseline = f" (baseline {self._value(self.baseline)})" if self.baseline is not None else ""
             return f"none yet{baseline}"
-        text = wording.metric_text(self.metric, self.best) + (f" (trial {self.best_label})" if self.best_label else "")
+        text = self._value(self.best) + (f" (trial {self.best_label})" if self.best_label else "")
         if self.baseline:
             against = wording.metric_text(self.metric, self.baseline)
             text += f", {wording.change_text(self.best / self.baseline)} against the baseline's {against}"
@@ -201,7 +205,8 @@ class Progress:
             case Note(text):
                 return self._safe(text)
             case StageBegan(stage, trials, expected_s):
-                about = f", about {wording.about(expected_s)}" if expected_s is not None else ""
+                kind = " of simulated time" if self.simulated else ""
+                about = f", about {wording.about(expected_s)}{kind}" if expected_s is not None else ""
                 return f"{stage}: {wording.plural(trials, 'engine start')}{about}"
             case TrialBegan():
                 return self.trial_line()
@@ -219,7 +224,7 @@ class Progress:
         """``trial 1: 22,610 tokens/s, +5.8 %, the best so far``; a soak has no figure that compares with the others."""
         if event.record.stage is Stage.SOAK:
             return self._safe(soak_text(event.record, event.reason))
-        said = [f"trial {event.record.label}: {wording.metric_text(self.metric, event.value)}"]
+        said = [f"trial {event.record.label}: {self._value(event.value)}{self._each(event.record)}"]
         if event.value is not None and event.baseline and event.record.label != "0":
             said.append(wording.change_text(event.value / event.baseline))
         if event.reason:
@@ -227,6 +232,22 @@ class Progress:
         elif event.value is not None and event.value == event.best:
             said.append("the best so far")
         return ", ".join(said)
+
+    def _value(self, value: float | None) -> str:
+        """The figure; that of several goals has no unit, so its name."""
+        text = wording.metric_text(self.metric, value)
+        return text if wording.metric_unit(self.metric) else f"{wording.metric_word(self.metric)} {text}"
+
+    def _each(self, record: TrialRecord) -> str:
+        """`` (24,120 tokens/s, mean E2E 4,111 ms)``: what the metric of several goals is made of."""
+        if record.metrics is None or not self.objectives:
+            return ""
+        values = [(name, record.metrics.get(name)) for name in self.objectives]
+        said = (
+            (f"{wording.metric_word(name)} " if wording.is_time(name) else "") + wording.metric_text(name, value)
+            for name, value in values
+        )
+        return f" ({', '.join(said)})"
 
     def table(self) -> Table:
         """Every finished start: the table at the end."""

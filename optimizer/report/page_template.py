@@ -61,7 +61,8 @@ figcaption { color: var(--soft); font-size: .87rem; max-width: 46rem; margin-top
 table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; margin: .5rem 0; }
 th { text-align: left; font-weight: 600; color: var(--soft); font-size: .82rem; vertical-align: bottom; }
 th, td { padding: .4rem .7rem .4rem 0; border-bottom: 1px solid var(--line); }
-td { vertical-align: top; overflow-wrap: anywhere; } td.right, th.right { text-align: right; white-space: nowrap; }
+td { vertical-align: top; overflow-wrap: break-word; } td.wide, td code { overflow-wrap: anywhere; }
+td.right, th.right { text-align: right; white-space: nowrap; }
 td.wide { width: 38%; }
 tr.good, tr.bad, tr.dim { color: inherit; } tr.dim td { color: var(--soft); }
 tr.good td[data-name=""] { color: var(--good); } tr.bad td[data-name=""], tr.bad td[data-name="Kind"] { color: var(--bad); }
@@ -85,6 +86,7 @@ footer { margin-top: 3rem; color: var(--soft); font-size: .85rem; }
   tr.out { border-left: 3px solid var(--bad); } tr.good, tr.bad, tr.dim { color: inherit; } tr.dim td { color: var(--soft); }
 tr.good td[data-name=""] { color: var(--good); } tr.bad td[data-name=""], tr.bad td[data-name="Kind"] { color: var(--bad); }
 tr.out td:first-child { box-shadow: none; }
+  td { overflow-wrap: anywhere; }
   td, td.right, td.wide { border: 0; padding: .12rem .6rem; width: auto; text-align: left; white-space: normal; }
   td[data-name]:not([data-name=""])::before { content: attr(data-name) ": "; color: var(--soft); }
   td:first-child { font-weight: 600; }
@@ -95,7 +97,7 @@ tr.out td:first-child { box-shadow: none; }
   body { font-size: 10.5pt; } h2 { break-after: avoid; } figure, .number, tr { break-inside: avoid; }
   .command:has(button) pre { padding: .6rem .8rem; }
   a { color: inherit; text-decoration: none; }
-  table { font-size: 8.5pt; } td { overflow-wrap: break-word; } td.wide, td code { overflow-wrap: anywhere; }
+  table { font-size: 8.5pt; }
 }
 """
 

@@ -114,9 +114,10 @@ def _direction(row: Comparison) -> tuple[Tone, str]:
     """Whether a change is for the better. Where the ranges of the starts overlap, that is for nobody to say."""
     if row.better is None:
         return Tone.PLAIN, ""
-    one, other = row.baseline, row.winner
-    if one and other and one.starts > 1 < other.starts and one.low <= other.high and other.low <= one.high:
+    if row.overlaps:
         return Tone.PLAIN, "ranges overlap"
+    if row.too_little:
+        return Tone.PLAIN, ""
     return (Tone.GOOD, "better") if row.better else (Tone.BAD, "worse")
 
 
@@ -138,7 +139,9 @@ def front_table(view: StudyView, answer: Recommendation) -> Table:
         Column("Configuration", wide=True),
     )
     table = TableMaker(
-        "Front", columns, "No configuration of the search beats one of these in every goal; the knee is confirmed."
+        "Front",
+        columns,
+        "No configuration of the search clearly beats one of these in every goal; the knee is what was confirmed.",
     )
     for member in answer.front:
         figures = (wording.metric_text(name, member.values.get(name), unit=False) for name in metrics)
@@ -198,6 +201,7 @@ def rejected_table(view: StudyView) -> Table:
 
 
 def _setup_facts(view: StudyView) -> list[tuple[str, str]]:
+    fixed = view.setup.get("fixed") or {}
     options = (
         ("Study", f"{view.name}, begun {view.record.created_at}"),
         ("Model", view.model),
@@ -206,6 +210,7 @@ def _setup_facts(view: StudyView) -> list[tuple[str, str]]:
         ("Limits", "; ".join(view.limits)),
         ("Workload", view.workload),
         ("Mode", str(view.setup.get("mode") or "")),
+        ("In every start", wording.one_line(wording.config_text(fixed)) if fixed else ""),
     )
     return [(name, value) for name, value in options if value]
 
@@ -286,7 +291,12 @@ def finalist_table(view: StudyView) -> Table:
 
 
 def _importance_table(importance: Mapping[str, float]) -> Table:
-    table = TableMaker("Importance (feasible trials)", (Column("Parameter"), Column("Share", right=True), Column("")))
+    joined = any(wording.TOGETHER in name for name in importance)
+    note = "A hint from few starts, no measurement: --explain measures what a flag is worth."
+    if joined:
+        note += " Names joined by + changed in the same trials: their shares cannot be told apart."
+    columns = (Column("Parameter"), Column("Share", right=True), Column(""))
+    table = TableMaker("Importance (feasible trials)", columns, note)
     for name, share in sorted(importance.items(), key=lambda row: -row[1]):
         table.add(name, f"{share * 100:.0f} %", "█" * max(1, round(share * 30)) if share >= 0.005 else "")
     return table.done()

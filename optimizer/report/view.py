@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ DEFAULT_ROUNDS = 3
 DEFAULT_SOAK_S = 600.0
 DEFAULT_WINDOW_S = 60.0
 COST_METRICS = ("tokens_per_s", "success_rate", "mean_e2e_s", "p95_ttft_s", "p95_tpot_s", "goodput_per_s")
-"""Those whose loss is named as a cost of the winner; the others move with them."""
+"""Those whose loss is named as a cost of the winner first, and also where a single start of either arm may explain it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +192,19 @@ class StudyView:
         )
 
     def costs(self) -> tuple[Comparison, ...]:
-        """What the winner is worse at, by more than 1 %."""
+        """What the winner is worse at, by more than 1 %: of ``COST_METRICS``; where these name none of a kind (time to first
+        token, say), the metric of that kind that suffers most, if the starts show it clearly."""
         if self.challenger != "winner":
             return ()
-        return tuple(
-            row
-            for row in self.compared()
-            if row.better is False and row.metric in COST_METRICS and row.change is not None and abs(row.change - 1) > 0.01
-        )
+        worse = [row for row in self.compared() if row.better is False and row.change and abs(row.change - 1) > 0.01]
+        named = [row for row in worse if row.metric in COST_METRICS]
+        kinds = {wording.metric_kind(row.metric) for row in named}
+        others = sorted((row for row in worse if not row.overlaps), key=lambda row: -abs(math.log(row.change or 1.0)))
+        for row in others:
+            if wording.metric_kind(row.metric) not in kinds:
+                kinds.add(wording.metric_kind(row.metric))
+                named.append(row)
+        return tuple(named)
 
     def rejected_by_kind(self) -> dict[str, list[Rejected]]:
         """What cannot win, grouped by kind: engine starts in order, then what was refused without one."""
@@ -264,7 +270,9 @@ class StudyView:
     @property
     def baseline_name(self) -> str:
         options = self.setup.get("options") or {}
-        return "the command in use" if options.get("from_file") or options.get("command") else "vLLM's defaults"
+        if options.get("from_file") or options.get("command"):
+            return "the command in use"
+        return "vLLM's defaults" + (" with what --set fixes" if options.get("set") else "")
 
 
 _STATUS_REASONS = {

@@ -9,7 +9,9 @@ from typing import Any
 
 from vopt.optimizer.recommend import Gain, Verdict
 
-_PERCENTAGES = frozenset({"success_rate", "kv_peak", "prefix_hit_rate"})
+_PERCENTAGES = frozenset({"success_rate", "kv_peak", "prefix_hit_rate", "acceptance_rate", "queued_share", "full_budget_share"})
+_FOR_USERS = frozenset({"tokens_per_s", "output_tokens_per_s", "requests_per_s", "goodput_per_s", "balance", "success_rate"})
+"""Beside the times, the metrics of which users have more or less; all others are gauges that say how it came about."""
 _COUNTS = frozenset({"preemptions"})
 _NAMES = {
     "tokens_per_s": "Throughput",
@@ -21,6 +23,7 @@ _NAMES = {
     "kv_peak": "KV cache peak",
     "preemptions": "Preemptions",
     "acceptance_length": "Acceptance length",
+    "acceptance_rate": "Acceptance rate",
     "prefix_hit_rate": "Prefix hit rate",
     "queued_share": "Window with requests waiting",
     "full_budget_share": "Steps with a full token budget",
@@ -62,6 +65,8 @@ _VERDICTS = {
     Verdict.NOTHING_FEASIBLE: "Nothing feasible",
     Verdict.UNCONFIRMED: "Unconfirmed",
 }
+TOGETHER = " + "
+"""Between the names of parameters that changed in the same starts: no analysis can tell their shares apart."""
 NONE = "–"
 """Stands where a figure is undefined: never 0."""
 
@@ -71,9 +76,12 @@ def metric_label(name: str) -> str:
     if name in _NAMES:
         return _NAMES[name]
     parts = name.removesuffix("_s").split("_")
-    if len(parts) == 2 and parts[1] in ("ttft", "tpot", "e2e", "itl"):
+    if parts[-1] not in ("ttft", "tpot", "e2e", "itl"):
+        return name
+    if len(parts) == 2:
         return f"{parts[0]} {parts[1].upper()}"
-    return name
+    # Of an open loop the plain names count from the scheduled send.
+    return f"{parts[0]} {parts[2].upper()} from the real send" if len(parts) == 3 and parts[1] == "sent" else name
 
 
 def metric_word(name: str) -> str:
@@ -87,13 +95,20 @@ def is_time(name: str) -> bool:
     return name.endswith("_s") and not name.endswith("_per_s")
 
 
+def metric_kind(name: str) -> str:
+    """What a metric is a figure of: ``ttft`` for all its percentiles, ``rate`` for all that is counted by the second."""
+    if not is_time(name):
+        return "rate" if name.endswith("_per_s") else name
+    return name.removesuffix("_s").rsplit("_", 1)[-1]
+
+
 def lower_is_better(name: str) -> bool:
     return is_time(name) or name in ("kv_peak", "preemptions")
 
 
 def is_cost(name: str) -> bool:
-    """Whether a change for the worse of this metric is a cost; pressure gauges are information."""
-    return name not in ("kv_peak", "preemptions", "acceptance_length", "prefix_hit_rate")
+    """Whether a change for the worse of this metric is a cost; gauges are information."""
+    return is_time(name) or name in _FOR_USERS
 
 
 def metric_unit(name: str) -> str:

@@ -28,6 +28,23 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["--set", "HF_TOKEN=hf_zzzzzzzzzzzzzzzzzzzzzzzz"],
+        ["--storage", "postgresql+nodriver://user:correct-horse@127.0.0.1:1/studies"],
+        ["--storage", "mysql://user:correct-horse@127.0.0.1:1/studies"],
+        ["--workload", "hf_zzzzzzzzzzzzzzzzzzzzzzzz"],
+        ["--limit", "hf_zzzzzzzzzzzzzzzzzzzzzzzz<=1"],
+    ],
+)
+def test_no_error_repeats_a_secret(words: list[str]) -> None:
+    code, said = run("search", "--goal", "throughput", *SIMULATED, *words)
+    assert code in (2, 3)
+    assert "hf_zzzz" not in said
+    assert "correct-horse" not in said
+
+
+@pytest.mark.parametrize(
     ("words", "code", "named"),
     [
         (["--goal", "thruput", *SIMULATED], 2, ["thruput", "throughput"]),
@@ -45,6 +62,15 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--goal", "latency", *SIMULATED, "--rate", "-1"], 2, ["-1", "--rate"]),
         (["--goal", "latency", *SIMULATED, "--rate", "nan"], 2, ["nan", "--rate"]),
         (["--goal", "throughput", *SIMULATED, "--concurrency", "0"], 2, ["0", "--concurrency"]),
+        (["--goal", "throughput", *SIMULATED, "--concurrency", "99999999999"], 2, ["99999999999", "65,536", "auto"]),
+        (["--goal", "latency", *SIMULATED, "--rate", "1e12"], 2, ["1e+12", "100,000"]),
+        (["--goal", "throughput", *SIMULATED, "--acceptance-length", "nan"], 2, ["acceptance"]),
+        (["--goal", "throughput", *SIMULATED, "--acceptance-length", "-1"], 2, ["acceptance"]),
+        (["--goal", "throughput", *SIMULATED, "--python", "."], 2, ["--python .", "no program"]),
+        (["--goal", "throughput", *SIMULATED, "--python", "/etc/passwd"], 2, ["/etc/passwd", "no program"]),
+        (["--goal", "throughput", *SIMULATED, "--set", "max_num_seqs=1", "--set", "max-num-seqs=2"], 2, ["twice", "1", "2"]),
+        (["--goal", "throughput", *SIMULATED, "--study", "../up"], 2, ["../up", "--study up"]),
+        (["--goal", "throughput", *SIMULATED, "--dry-run", "--study", "a b"], 2, ["a b", "--study a-b"]),
         (["--goal", "throughput", *SIMULATED, "--limit", "p95_tft_s<=0.5"], 2, ["p95_tft_s", "p95_ttft_s"]),
         (["--goal", "throughput", *SIMULATED, "--limit", "p95_ttft_s<=0.5parsec"], 2, ["parsec"]),
         (["--goal", "throughput", *SIMULATED, "--min-success", "0.9", "--limit", "success_rate>=0.95"], 2, ["--min-success"]),

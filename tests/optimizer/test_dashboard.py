@@ -18,10 +18,17 @@ import pytest
 import sample_storage
 import sample_study
 
-from vopt.optimizer.dashboard import DashboardServer, study_asked_for
+from vopt.optimizer.dashboard import DashboardServer, serve, study_asked_for
 from vopt.optimizer.dashboard_guard import local_host
-from vopt.optimizer.dashboard_storage import ServedStorage, copy_storage, feasible, shown_attributes
-from vopt.optimizer.errors import EnvironmentLacks
+from vopt.optimizer.dashboard_storage import (
+    LEGACY_CONSTRAINTS,
+    ServedStorage,
+    at_the_worst,
+    copy_storage,
+    feasible,
+    shown_attributes,
+)
+from vopt.optimizer.errors import EnvironmentLacks, UsageError
 from vopt.optimizer.history import StudyRecord
 
 
@@ -158,6 +165,37 @@ def test_the_served_file_cannot_be_written_even_past_the_guard(stored: Stored, t
     assert "readonly" in str(refused.value.__cause__)
     storage.remove_session()
     storage.engine.dispose()
+
+
+def test_an_infeasible_trial_does_not_stretch_a_plot_and_looks_best_nowhere() -> None:
+    """The first trials of a study may be told 0 or the load's deadline before any is feasible."""
+    space = {"x": optuna.distributions.IntDistribution(0, 9)}
+    study = optuna.create_study(directions=["maximize", "minimize"])
+    rows = [([0.0, 1800.0], 0.1), ([13_000.0, 4.3], -0.1), ([16_000.0, 2.7], -0.2), ([14_000.0, 2.0], 0.3)]
+    for values, violation in rows:
+        attributes = {LEGACY_CONSTRAINTS: [violation]}
+        study.add_trial(optuna.trial.create_trial(values=values, params={"x": 1}, distributions=space, system_attrs=attributes))
+    served = at_the_worst(study.get_trials(), study.directions)
+    assert [trial.values for trial in served] == [[13_000.0, 4.3], [13_000.0, 4.3], [16_000.0, 2.7], [13_000.0, 4.3]]
+
+
+def test_the_address_names_the_study_that_was_asked_for(tmp_path: Path) -> None:
+    url = sample_storage.store(sample_study.running(), tmp_path / "studies.db")
+    heard: list[str] = []
+
+    class Enough(Exception):
+        pass
+
+    def ready(address: str) -> None:
+        heard.append(address)
+        raise Enough
+
+    for typed in (None, "qwen3.5-35b-a3b-fp8-throughput-6", "qwen"):
+        with pytest.raises(Enough):
+            serve(url, typed, port=0, ready=ready)
+    assert all(address.endswith("/dashboard/studies/1") for address in heard)
+    with pytest.raises(UsageError, match="nosuch"):
+        serve(url, "nosuch", port=0, ready=ready)
 
 
 def test_a_running_search_is_seen_and_not_disturbed(tmp_path: Path) -> None:

@@ -40,6 +40,15 @@ def test_a_parameter_left_alone_has_its_resolved_value() -> None:
     assert importance(searched(figures)) == {"a": 1.0}
 
 
+def test_parameters_that_changed_together_share_one_row() -> None:
+    """Else whichever the analysis meets first takes the credit, even one that does nothing."""
+    figures: list[tuple[dict[str, object], float]] = [({"a": a}, 100.0 + a) for a in range(5)]
+    figures += [({"a": a, "idle": 0.9, "speed": {"k": 1}}, 200.0 + a) for a in range(5)]
+    shares = importance(searched(figures))
+    assert set(shares) == {"a", "idle + speed"}
+    assert shares["idle + speed"] > 0.8
+
+
 def test_too_little_to_tell_is_nothing() -> None:
     assert importance(sample_study.running()) == {}
     assert importance(searched([({"a": 1}, 1.0)] * 9)) == {}

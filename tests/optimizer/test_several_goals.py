@@ -90,6 +90,27 @@ def test_a_limit_bounds_the_front() -> None:
     assert {member.config.get("max_num_seqs", 256) for member in answer.front} == {256, 128}
 
 
+def test_the_front_is_by_all_starts_and_holds_what_was_confirmed() -> None:
+    """A lucky first start of one configuration must not take the confirmed one out of the front."""
+
+    def lucky(request: TrialRequest) -> TrialRecord:
+        record = evaluate(request)
+        if request.stage is not Stage.SEARCH or request.config.get("max_num_seqs") != 1024 or record.metrics is None:
+            return record
+        values = {**record.metrics.values, "tokens_per_s": 15_000.0, "mean_e2e_s": 2.9}
+        return replace(record, metrics=replace(record.metrics, values=values | {"balance": balance(GOAL, values) or 0.0}))
+
+    setup = SearchSetup(GOAL, made(), Budget(10, rounds=3, time_s=None, soak_s=0), early_end=False)
+    answer = search(setup, MemoryStudy(), lucky, lambda event: None)
+    assert [member.config for member in answer.front if member.knee] != []
+
+
+def test_one_round_says_nothing_about_a_goal() -> None:
+    setup = SearchSetup(GOAL, made(), Budget(10, rounds=1, time_s=None, soak_s=0), early_end=False)
+    answer = search(setup, MemoryStudy(), evaluate, lambda event: None)
+    assert [goal.verdict for goal in answer.goals] == ["unconfirmed", "unconfirmed"]
+
+
 def test_one_goal_has_no_front() -> None:
     goal = replace(GOAL, objectives=(), metric="tokens_per_s")
     answer = run(MemoryStudy(), goal=goal)

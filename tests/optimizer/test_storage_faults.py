@@ -7,6 +7,7 @@ import json
 import resource
 import shutil
 import signal
+import sqlite3
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any
 import optuna
 import pytest
 from landscapes import small_landscape
+from sqlalchemy import event
 from typer.testing import CliRunner, Result
 
 from vopt.optimizer import launch as launching
@@ -219,3 +221,58 @@ def test_more_trials_may_be_asked_for(finished: Path, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["format_version"] == 1
     assert len(read_study(url).trials) == 3
     assert launching.stored_options(read_study(url).setup["options"]).trials in (2, 3)
+
+
+def test_a_directory_that_cannot_be_made_leaves_no_study_behind(tmp_path: Path) -> None:
+    made(tmp_path)[1].close()
+    (tmp_path / "file").write_text("in the way")
+    url = f"sqlite:///{tmp_path}/studies.db"
+    space = small_landscape().space
+    with pytest.raises(EnvironmentLacks, match="cannot be made") as caught:
+        Study.create(url, {"model": "m", "goal": "throughput"}, space, data_dir=tmp_path / "file")
+    assert "--data-dir" in caught.value.hint
+    assert [study.name for study in list_studies(url)] == ["m-throughput-1"]
+
+
+def test_the_latest_study_is_the_latest_of_ours(tmp_path: Path) -> None:
+    url, study = made(tmp_path)
+    study.close()
+    optuna.create_study(study_name="somebody-elses", storage=url)
+    assert read_study(url).name == "m-throughput-1"
+
+
+@pytest.mark.fault("disk full when the database is written")
+def test_a_full_disk_under_the_database_is_said_at_once_in_its_own_words(tmp_path: Path) -> None:
+    """A lock is waited for; a full disk is not, or the search would stand still for minutes and then not say why."""
+    _, study = made(tmp_path)
+    study._retry_s = 600.0
+    engine = study._study._storage._backend.engine  # type: ignore[attr-defined]  # Optuna's cache around its RDB storage
+    event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA max_page_count = 1"))
+    engine.dispose()
+    with study, pytest.raises(EnvironmentLacks, match="could not be written: database or disk is full") as caught:
+        grow(study)
+    assert "vopt resume m-throughput-1" in caught.value.hint
+
+
+@pytest.mark.parametrize("verb", ["show", "export", "report", "resume", "dashboard"])
+@pytest.mark.parametrize("kind", ["empty", "another program's", "damaged"])
+@pytest.mark.fault("a database that holds no readable studies")
+def test_a_database_without_readable_studies_is_named(
+    verb: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "studies.db"
+    if kind == "empty":
+        path.touch()
+    elif kind == "another program's":
+        connection = sqlite3.connect(path)
+        connection.execute("CREATE TABLE bookmarks (url TEXT)")
+        connection.commit()
+        connection.close()
+    else:
+        made(tmp_path)[1].close()
+        path.write_bytes(path.read_bytes()[:4096] + b"\xff" * 100_000)
+    refused = vopt(verb, *(["--port", "0"] if verb == "dashboard" else []))
+    assert refused.exit_code == 3, refused.output
+    assert "studies.db" in refused.stderr
+    assert "try: " in refused.stderr

@@ -9,7 +9,7 @@ import golden
 import pytest
 import sample_study
 
-from vopt.optimizer.events import LoadTicked, Note, StageBegan, TrialBegan
+from vopt.optimizer.events import LoadTicked, Note, StageBegan, TrialBegan, TrialEnded
 from vopt.optimizer.history import Stage, TrialRequest
 from vopt.optimizer.report.blocks import Column, Line, Table, Tone, plain_text, table_lines
 from vopt.optimizer.report.console import (
@@ -80,6 +80,26 @@ def test_time_left_follows_the_pace_of_the_stage() -> None:
             progress.hear(TrialEnded(trial, 1.0, 1.0, 1.0), 200.0)
     assert progress.left_s(200.0) == pytest.approx(3 * (200 + 100) / 2)
     assert progress.left_s(10_000.0) == 0.0
+
+
+def test_a_simulation_promises_no_minutes_of_this_clock() -> None:
+    progress = Progress(simulated=True)
+    began = StageBegan("search", 4, 3000.0)
+    progress.hear(began, 0.0)
+    assert progress.left_s(50.0) is None
+    assert progress.plain_line(began, 0.0) == "[0:00] search: 4 engine starts, about 50 min of simulated time"
+
+
+def test_several_goals_are_told_with_their_own_figures() -> None:
+    trial = sample_study.two_goals().trials[0]
+    assert trial.metrics is not None
+    progress = Progress("balance", objectives=("tokens_per_s", "mean_e2e_s"))
+    ended = TrialEnded(trial, trial.metrics["balance"], trial.metrics["balance"], None)
+    progress.hear(ended, 1.0)
+    said = progress.plain_line(ended, 1.0)
+    assert said is not None
+    assert said.startswith("[0:01] trial 0: balance ")
+    assert "tokens/s, mean E2E " in said
 
 
 def test_a_pipe_gets_lines_and_quiet_only_what_is_important() -> None:

@@ -39,6 +39,15 @@ argvs = st.builds(
 )
 
 
+def test_a_pod_finds_its_secrets_and_is_asked_with_patience() -> None:
+    (deployment, _) = yaml.safe_load_all(export(sample_study.study(), "k8s"))
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    secrets = {one["name"]: one["valueFrom"]["secretKeyRef"] for one in container["env"] if "valueFrom" in one}
+    assert set(secrets) == {"HF_TOKEN", "VLLM_API_KEY"}
+    assert all(reference["optional"] for reference in secrets.values())
+    assert all(container[probe]["timeoutSeconds"] >= 5 for probe in ("startupProbe", "readinessProbe", "livenessProbe"))
+
+
 def answering(argv: tuple[str, ...]) -> StudyRecord:
     made = sample_study.study()
     assert isinstance(made.recommendation, Recommendation)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from vopt.objectives.records import RequestRecord
 from vopt.optimizer.report.chart import FigureSpec
-from vopt.optimizer.report.figures import confirmation, history, pareto, search_figures, slices, timeline
+from vopt.optimizer.report.figures import confirmation, history, pareto, search_figures, slices, tick_texts, timeline
 from vopt.optimizer.report.load_figures import (
     MOST_POINTS,
     ecdf,
@@ -130,6 +130,17 @@ def test_no_token_is_lost_or_counted_twice(shape: list[tuple[float, list[tuple[f
     seconds = int(max((row.ended_s for row in rows), default=0)) + 1
     total = sum(sum(row.chunk_tokens) for row in rows)
     assert sum(tokens_per_second(rows, seconds)) == pytest.approx(total, abs=0.5 * seconds)
+
+
+@given(st.lists(st.text(min_size=1, max_size=60), min_size=1, max_size=6, unique=True))
+def test_tick_labels_are_short(values: list[str]) -> None:
+    assert all(len(text) <= 18 for text in tick_texts(values))
+
+
+def test_tick_labels_differ_where_the_values_do() -> None:
+    ticks = tick_texts(["default", *(f'{{"method":"mtp","num_speculative_tokens":{n}}}' for n in (1, 2, 3))])
+    assert len(set(ticks)) == 4
+    assert [tick[-2:] for tick in ticks[1:]] == ["1}", "2}", "3}"]
 
 
 def test_a_cut_off_file_gives_what_is_whole(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vopt.objectives.metrics import METRICS
 from vopt.optimizer.recommend import Gain
 from vopt.optimizer.report import wording
 from vopt.optimizer.trial import FailureKind
@@ -26,6 +27,11 @@ from vopt.optimizer.trial import FailureKind
 )
 def test_a_metric_is_said_in_its_unit(metric: str, value: float | None, text: str) -> None:
     assert wording.metric_text(metric, value) == text
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_metric_has_a_label_of_its_own(name: str) -> None:
+    assert "_" not in wording.metric_label(name)
 
 
 def test_a_success_rate_below_one_is_never_rounded_up_to_all() -> None:

@@ -1,0 +1,36 @@
+"""What ends a command that nobody planned for, in the form of an expected error: a refused file, and a fault of our own."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import traceback
+
+from vopt.optimizer.errors import EnvironmentLacks, Unforeseen
+
+
+def refused(error: OSError) -> EnvironmentLacks:
+    """A file, directory or socket that the system refused, by its name."""
+    what = f"{error.filename}: " if error.filename is not None else ""
+    return EnvironmentLacks(
+        f"{what}{error.strerror or error}", hint="another path, or the rights and the room that this one needs; then again"
+    )
+
+
+def unforeseen(error: Exception) -> Unforeseen:
+    """An error that should not be possible: said in one line, its traceback kept in a file of the user's own."""
+    from vopt.optimizer.report.redaction import clean_text, known_secrets  # heavy, and seldom needed
+
+    secrets = known_secrets(os.environ)
+    said = clean_text(f"{type(error).__name__}: {error}", secrets)
+    try:
+        number, path = tempfile.mkstemp(prefix="vopt-fault-", suffix=".txt")
+        with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(clean_text("".join(traceback.format_exception(error)), secrets))
+    except OSError:
+        path = ""
+    where = f" with {path}" if path else ""
+    return Unforeseen(
+        f"a fault of vopt itself: {said}",
+        hint=f"vopt resume goes on with a search that was stopped by it; please report it{where}",
+    )

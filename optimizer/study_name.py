@@ -1,0 +1,39 @@
+"""What a study may be called: its name is a directory, a word on command lines, and part of file names. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from vopt.optimizer.errors import UsageError
+
+MOST_BYTES = 120
+"""With the endings that exports and records add, below the 255 bytes that file systems take."""
+_NAME = re.compile(r"\w[\w.+=@-]*")
+
+
+def checked_name(name: str) -> str:
+    """The name itself. Raises ``UsageError`` when it would need quotes in a shell, or leave the directory of the studies."""
+    if _NAME.fullmatch(name) and len(name.encode("utf-8", errors="surrogateescape")) <= MOST_BYTES:
+        return name
+    shown = name if len(name) <= MOST_BYTES else name[: MOST_BYTES // 2] + "…"
+    raise UsageError(
+        f"--study {shown!r}: a name is made of letters, digits and . _ + = @ -, begins with a letter or digit, and has at most "
+        f"{MOST_BYTES} bytes",
+        hint=f"--study {safe_name(name)}",
+    )
+
+
+def safe_name(text: str) -> str:
+    """The nearest name that a study may have: other characters become ``-``."""
+    kept = re.sub(r"-{2,}", "-", re.sub(r"[^\w.+=@-]", "-", text)).strip("-.+=@")
+    return kept.encode("utf-8", errors="ignore")[:MOST_BYTES].decode("utf-8", errors="ignore").rstrip("-.+=@") or "study"
+
+
+def next_name(taken: Collection[str], setup: Mapping[str, Any]) -> str:
+    """``<model in lower case>-<goal>-<n>``, the first free n."""
+    goal = setup["goal"]
+    model = str(setup["model"]).rstrip("/").rsplit("/", 1)[-1].lower()
+    stem = safe_name(f"{safe_name(model)[:80]}-{goal['name'] if isinstance(goal, Mapping) else goal}")
+    return next(name for n in range(1, len(taken) + 2) if (name := f"{stem}-{n}") not in taken)
