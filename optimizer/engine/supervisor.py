@@ -140,11 +140,14 @@ class Supervisor:
                 send_signal(entry.identity, number)
 
     def wait_until_alone(self, patience_s: float | None) -> bool:
-        """Whether nothing is left. ``None``: for the grace, which a second order, or the search's death, makes shorter."""
+        """Whether nothing is left. ``None``: for the grace, which another order, or the search's death, makes shorter, never
+        longer: once the leader is gone, what it left has no reason to be waited for."""
         began = time.monotonic()
         while True:
             if patience_s is None and not self.searcher_gone:
+                grace_s = self.grace_s
                 self.ordered_to_stop()
+                self.grace_s = min(grace_s, self.grace_s)
             self.reap()
             self.drain.step()
             if not descendants(os.getpid()):

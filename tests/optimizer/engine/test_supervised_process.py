@@ -103,7 +103,9 @@ def test_when_the_leader_ends_what_it_left_behind_ends_too(start: Callable[..., 
     stubborn = read_identity(tmp_path / "stubborn")  # before the leader ends: after that it lives for an instant only
     (tmp_path / "go").touch()
     assert process.poll(60.0) == 7
-    assert process.stop() == ()
+    began = time.monotonic()
+    assert process.stop(100.0) == ()
+    assert time.monotonic() - began < 50.0, "the grace is the leader's: an order does not give it to what it left behind"
     assert not alive(stubborn)
 
 
