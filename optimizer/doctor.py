@@ -61,7 +61,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """That of a search which would end over such a fault; notes alone are fine, so ``vopt doctor && vopt search`` goes on."""
+        """That of a search which ends over such a fault; notes alone are fine, so ``vopt doctor && vopt search …`` goes on."""
         return FINE if self.healthy else EnvironmentLacks.exit_code
 
     @property

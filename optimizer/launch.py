@@ -14,6 +14,7 @@ from vopt.objectives.goals import Goal, balance
 from vopt.optimizer.bench_load import check_descriptors
 from vopt.optimizer.command import split_environment
 from vopt.optimizer.deadlines import deadlines
+from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.engine.floor import check_limits
 from vopt.optimizer.environment import fetch_weights, first_difference
 from vopt.optimizer.errors import EnvironmentLacks, Interrupted, UsageError
@@ -48,7 +49,7 @@ from vopt.optimizer.sessions import opener
 from vopt.optimizer.setup import Pinned, SearchSetup
 from vopt.optimizer.space_of import find_space, floor_of, search_setup, space_subject
 from vopt.optimizer.study import Study, read_study, searching
-from vopt.optimizer.subject import Subject, find_subject
+from vopt.optimizer.subject import Subject, find_subject, interpreter_of
 from vopt.optimizer.trial import EngineConfig, TrialSpec
 
 
@@ -64,14 +65,16 @@ class Prepared:
     bench: Callable[[Study, Listener, Callable[[EngineConfig], str | None]], Bench]
 
 
-def prepare(options: SearchOptions, listener: Listener) -> Prepared:
-    """Preflight. Raises ``UsageError`` or ``EnvironmentLacks`` before anything is stored."""
+def prepare(options: SearchOptions, listener: Listener, probe: VllmProbe | None = None) -> Prepared:
+    """Preflight. ``probe`` may be asked further by the caller.
+
+    Raises ``UsageError`` or ``EnvironmentLacks`` before anything is stored."""
 
     def say(text: str) -> None:
         listener(Note(text))
 
     goal = find_goal(options)
-    subject = find_subject(options, say)
+    subject = find_subject(options, say, probe)
     load = find_load(options, subject, say)
     asked = find_asked(options, goal)
     if not (subject.machine.simulated or options.no_serve):
@@ -194,19 +197,20 @@ SEEDED = 3
 
 def launch(options: SearchOptions, listener: Listener, named: Callable[[str], None] = lambda _: None) -> StudyRecord:
     """The whole loop of a new study. ``named`` hears its name as soon as it exists."""
-    prepared = prepare(options, listener)
-    listener(Note(plan_text(plan(prepared.setup))))
-    fetch_weights(prepared.subject.model, lambda text: listener(Note(text)))
-    study = Study.create(
-        options.storage,
-        prepared.stored,
-        prepared.setup.space,
-        name=options.study,
-        directions=[one.direction for one in prepared.goal.objectives or (prepared.goal,)],
-        data_dir=options.data_dir,
-    )
-    named(study.name)
-    return _run(prepared, study, listener)
+    with VllmProbe(interpreter_of(options)) as probe:
+        prepared = prepare(options, listener, probe)
+        listener(Note(plan_text(plan(prepared.setup))))
+        fetch_weights(prepared.subject.model, lambda text: listener(Note(text)))
+        study = Study.create(
+            options.storage,
+            prepared.stored,
+            prepared.setup.space,
+            name=options.study,
+            directions=[one.direction for one in prepared.goal.objectives or (prepared.goal,)],
+            data_dir=options.data_dir,
+        )
+        named(study.name)
+        return _run(prepared, study, listener, probe)
 
 
 def relaunch(options: ResumeOptions, listener: Listener) -> StudyRecord:
@@ -226,16 +230,17 @@ def relaunch(options: ResumeOptions, listener: Listener) -> StudyRecord:
         storage=options.storage,
         data_dir=options.data_dir,
     )
-    prepared = prepare(replace(typed, study=record.name, dry_run=False), listener)
-    difference = first_difference(record.setup, prepared.stored)
-    if difference is not None:
-        name, was, now = difference
-        raise UsageError(
-            f"{record.name} was measured with {name} = {was!r}, here it is {now!r}: results would not compare",
-            hint=f"vopt search … --seed-from {record.name}   # a new study; or resume this one where {name} is as it was",
-        )
-    study = Study.reopen(options.storage, record.name, prepared.setup.space, data_dir=options.data_dir)
-    return _run(prepared, study, listener)
+    with VllmProbe(interpreter_of(typed)) as probe:
+        prepared = prepare(replace(typed, study=record.name, dry_run=False), listener, probe)
+        difference = first_difference(record.setup, prepared.stored)
+        if difference is not None:
+            name, was, now = difference
+            raise UsageError(
+                f"{record.name} was measured with {name} = {was!r}, here it is {now!r}: results would not compare",
+                hint=f"vopt search … --seed-from {record.name}   # a new study; or resume this one where {name} is as it was",
+            )
+        study = Study.reopen(options.storage, record.name, prepared.setup.space, data_dir=options.data_dir)
+        return _run(prepared, study, listener, probe)
 
 
 def stored_options(typed: dict[str, Any]) -> SearchOptions:
@@ -246,7 +251,7 @@ def stored_options(typed: dict[str, Any]) -> SearchOptions:
     return SearchOptions(**values | {name: Path(values[name]) for name in paths if values.get(name) is not None})
 
 
-def _run(prepared: Prepared, study: Study, listener: Listener) -> StudyRecord:
+def _run(prepared: Prepared, study: Study, listener: Listener, probe: VllmProbe) -> StudyRecord:
     options = prepared.options
     subject = prepared.subject
     shrink(subject, study.directory, options.disk_budget, lambda text: listener(Note(text)))
@@ -255,7 +260,7 @@ def _run(prepared: Prepared, study: Study, listener: Listener) -> StudyRecord:
         searching(study),
         reserved(subject, f"a search of {study.name}"),
         Interruption(study.name) as interruption,
-        closing(Preflight(subject, lambda text: listener(Note(text, important=True)))) as preflight,
+        closing(Preflight(subject, lambda text: listener(Note(text, important=True)), probe)) as preflight,
     ):
         evaluator = Evaluator(
             prepared.bench(study, listener, preflight.refusal), measurement_of(study.records()), stored_plan(study.records())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from vopt.optimizer import cpu_memory
 from vopt.optimizer.check import check_command as check
 from vopt.optimizer.check import objection_of, render_check
 from vopt.optimizer.command_reader import parse_command
-from vopt.optimizer.engine.arguments import VllmJudge
+from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.engine.floor import Floor, floor
 from vopt.optimizer.engine.roofline import estimate
 from vopt.optimizer.engine.simulated import MODELLED
@@ -27,7 +26,7 @@ from vopt.optimizer.measurement import Asked
 from vopt.optimizer.options import CheckedSpaceOptions, SearchOptions, SpaceOptions
 from vopt.optimizer.setup import Budget, Pinned, SearchSetup, Timing
 from vopt.optimizer.space_report import space_document, space_text
-from vopt.optimizer.subject import Machine, Subject, find_arguments, find_machine, find_subject, serve_line
+from vopt.optimizer.subject import Machine, Subject, find_arguments, find_machine, find_subject, interpreter_of, serve_line
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.arguments import Arguments
 from vopt.search_spaces.build import Subject as SpaceSubject
@@ -270,16 +269,12 @@ def describe_space(options: CheckedSpaceOptions) -> SpaceAnswer:
 
 def check_command(options: CheckedSpaceOptions) -> SpaceAnswer:
     """``vopt space --check``: a launch command taken apart, flag by flag."""
-    python = str(options.python) if options.python else sys.executable
-    machine = find_machine(options.simulate, options.gpus, python)
-    schema = find_arguments(python, machine, options.vllm_version, installed=options.python is not None)
-    text = _command_text(options.check or "")
-    subject = _checked_subject(text, schema, machine)
-    if machine.simulated:
-        report = check(text, subject)
-    else:
-        with VllmJudge(python) as judge:
-            report = check(text, subject, ask=objection_of(judge))
+    with VllmProbe(interpreter_of(options)) as probe:
+        machine = find_machine(options.simulate, options.gpus, probe.python)
+        schema = find_arguments(probe, machine, options.vllm_version, installed=options.python is not None)
+        text = _command_text(options.check or "")
+        subject = _checked_subject(text, schema, machine)
+        report = check(text, subject, ask=None if machine.simulated else objection_of(probe))
     return SpaceAnswer(render_check(report).rstrip(), report.to_json(), report.exit_code)
 
 

@@ -14,7 +14,7 @@ from vopt.optimizer.caches import cache_root
 from vopt.optimizer.command import LaunchCommand, argument_words, bound_argv, refuse_secret, shell_line, to_argv
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.command_shell import CONTAINERS
-from vopt.optimizer.engine.arguments import VllmJudge, read_arguments
+from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.engine.hardware import Hardware, hardware
 from vopt.optimizer.environment import ModelFiles, find_model, vllm_version
 from vopt.optimizer.errors import EnvironmentLacks, SearchSpaceError, UsageError
@@ -91,18 +91,31 @@ class Subject:
         return str(names[0]) if names and names[0] else self.model.name
 
 
-def find_subject(options: SpaceOptions | BenchOptions, say: Callable[[str], None] = lambda _: None) -> Subject:
+def interpreter_of(options: SpaceOptions | BenchOptions) -> str:
+    """The interpreter that has vLLM: ``--python``, else this one."""
+    return str(options.python) if options.python else sys.executable
+
+
+def find_subject(
+    options: SpaceOptions | BenchOptions, say: Callable[[str], None] = lambda _: None, probe: VllmProbe | None = None
+) -> Subject:
     """Everything above from what was typed, before any engine starts.
+
+    ``probe`` is a child of ``interpreter_of(options)`` for whoever has further questions; without one its own ends here.
 
     Raises:
         UsageError: a model, command or argument that cannot be meant.
         EnvironmentLacks: no vLLM, no GPU, no network where one is needed.
     """
-    python = str(options.python) if options.python else sys.executable
+    if probe is None:
+        with VllmProbe(interpreter_of(options)) as probe:
+            return find_subject(options, say, probe)
+    python = probe.python
     machine = find_machine(options.simulate, options.gpus, python)
     if not machine.simulated:
+        probe.wake()
         say(f"asking the vLLM of {python} for its arguments and for its view of the model")
-    schema = find_arguments(python, machine, options.vllm_version, installed=options.python is not None)
+    schema = find_arguments(probe, machine, options.vllm_version, installed=options.python is not None)
     command = _command(options, schema)
     name = _model_name(options.model, command)
     fixed, front_end = _set_arguments(options.set, schema)
@@ -118,7 +131,7 @@ def find_subject(options: SpaceOptions | BenchOptions, say: Callable[[str], None
                 hint="--no-memory-check   # goes on without the memory filter: configurations that cannot fit are tried too",
             ) from None
         shape = None
-    resolved = {} if machine.simulated else ask_engine(python, model, fixed | command.config, fixed)
+    resolved = {} if machine.simulated else ask_engine(probe, model, fixed | command.config, fixed)
     front = (*command.front_end, *front_end)
     if front:
         say(f"{shell_line(front)}: for the server in front of the engine: in served and exported commands, not in-process")
@@ -137,21 +150,20 @@ def find_subject(options: SpaceOptions | BenchOptions, say: Callable[[str], None
     )
 
 
-def ask_engine(python: str, model: ModelFiles, config: EngineConfig, fixed: EngineConfig) -> Mapping[str, Any]:
-    """What the installed vLLM makes of ``fixed``, asked in a child process off the GPU.
+def ask_engine(probe: VllmProbe, model: ModelFiles, config: EngineConfig, fixed: EngineConfig) -> Mapping[str, Any]:
+    """What the installed vLLM makes of ``fixed``.
 
     Raises:
         UsageError: vLLM refuses ``config``, the baseline of every trial, in its own words.
     """
     name = str(model.directory or model.name)
-    with VllmJudge(python) as judge:
-        verdict = judge.ask(name, config)
-        if not verdict.accepted:
-            raise UsageError(
-                f"vLLM refuses this model or these arguments: {verdict.reason}",
-                hint="vopt space --check 'vllm serve …' takes a command apart",
-            )
-        return verdict.resolved if config == fixed else judge.ask(name, fixed).resolved
+    verdict = probe.ask(name, config)
+    if not verdict.accepted:
+        raise UsageError(
+            f"vLLM refuses this model or these arguments: {verdict.reason}",
+            hint="vopt space --check 'vllm serve …' takes a command apart",
+        )
+    return verdict.resolved if config == fixed else probe.ask(name, fixed).resolved
 
 
 def find_machine(simulate: str | None, wanted_gpus: str | None, python: str) -> Machine:
@@ -208,9 +220,9 @@ def _chosen(seen: Sequence[gpus.Gpu], wanted: str | None) -> list[gpus.Gpu]:
     return chosen
 
 
-def find_arguments(python: str, machine: Machine, version: str | None, *, installed: bool = False) -> Arguments:
+def find_arguments(probe: VllmProbe, machine: Machine, version: str | None, *, installed: bool = False) -> Arguments:
     """The arguments of the installed vLLM; for a simulation those of a stored release, or with ``installed`` those of the vLLM
-    that ``python`` has."""
+    of ``probe``."""
     if machine.simulated and not installed:
         try:
             return stored_arguments(version or NEWEST)
@@ -223,7 +235,7 @@ def find_arguments(python: str, machine: Machine, version: str | None, *, instal
             else "without --simulate the installed vLLM is asked itself"
         )
         raise UsageError(f"--vllm-version {version}: {why}", hint="leave --vllm-version out")
-    return read_arguments(python, cache=cache_root() / "arguments")
+    return probe.arguments(cache_root() / "arguments")
 
 
 def _command(options: SpaceOptions | BenchOptions, schema: Arguments) -> LaunchCommand:

@@ -127,7 +127,17 @@ def test_a_missing_interpreter_ends_doctor_as_it_ends_a_search(tmp_path: Path) -
     absent = str(tmp_path / "absent")
     found = CliRunner().invoke(app, ["doctor", "--python", absent, "--storage", f"sqlite:///{tmp_path}/studies.db"])
     assert (found.exit_code, "FAULT" in found.stdout) == (3, True)
-    words = ["search", "--goal", "throughput", "--model", "m", "--python", absent, "--storage", f"sqlite:///{tmp_path}/studies.db"]
+    words = [
+        "search",
+        "--goal",
+        "throughput",
+        "--model",
+        "m",
+        "--python",
+        absent,
+        "--storage",
+        f"sqlite:///{tmp_path}/studies.db",
+    ]
     assert CliRunner().invoke(app, words).exit_code == found.exit_code
     assert not (tmp_path / "studies.db").exists()
 
