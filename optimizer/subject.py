@@ -124,8 +124,14 @@ def find_subject(
         shape: ModelShape | None = shape_from_config(model.config, name)
     except ShapeError as error:
         if machine.simulated:
-            raise UsageError(f"{name} cannot be simulated: {error}") from None
-        if isinstance(options, SpaceOptions) and not options.no_memory_check:
+            beside = "; --no-memory-check leaves out the filter, not the simulation" if _unchecked(options) else ""
+            raise UsageError(
+                f"{name} cannot be simulated: an engine's times and memory are computed from the model's shape, and from its "
+                f"config.json vopt {error}{beside}",
+                hint="leave --simulate out and add --no-memory-check   # a real engine needs no shape; "
+                "or simulate a model like Qwen/Qwen3-8B",
+            ) from None
+        if isinstance(options, SpaceOptions) and not _unchecked(options):
             raise UsageError(
                 f"what the memory of {name} would hold is not known: {error}",
                 hint="--no-memory-check   # goes on without the memory filter: configurations that cannot fit are tried too",
@@ -148,6 +154,11 @@ def find_subject(
         environment=command.environment,
         own_command=bool(command.config),
     )
+
+
+def _unchecked(options: SpaceOptions | BenchOptions) -> bool:
+    """Whether ``--no-memory-check`` was typed; ``bench`` has no filter that it could leave out."""
+    return isinstance(options, SpaceOptions) and options.no_memory_check
 
 
 def ask_engine(probe: VllmProbe, model: ModelFiles, config: EngineConfig, fixed: EngineConfig) -> Mapping[str, Any]:

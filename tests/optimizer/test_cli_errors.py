@@ -108,6 +108,37 @@ def test_a_directory_that_is_no_model(config: str | None, named: str, tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.parametrize("verb", [("search", "--goal", "throughput"), ("space",), ("bench",)])
+@pytest.mark.parametrize(
+    ("config", "missing"),
+    [
+        ({"model_type": "new", "text": {"hidden_size": 64}}, "the architecture: model_type 'new'"),
+        ({"model_type": "qwen3", "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 9}, "hidden_size"),
+        ({"model_type": "qwen3", "text_config": {"num_hidden_layers": "2"}}, "the architecture"),
+        ({"model_type": "qwen3", "num_hidden_layers": 10**9}, "num_hidden_layers"),
+    ],
+)
+def test_a_simulation_says_what_of_the_shape_it_lacks(
+    verb: tuple[str, ...], config: dict[str, object], missing: str, tmp_path: Path
+) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    told = ["--no-memory-check"] if verb[0] != "bench" else []
+    for more in ([], told):
+        code, said = run(*verb, "--model", "./m", "--simulate", "h200", *more)
+        assert code == 2
+        words = (
+            "./m cannot be simulated",
+            "computed from the model's shape",
+            f"cannot derive {missing}",
+            "leave --simulate out",
+        )
+        for part in words:
+            assert part in said
+        assert ("leaves out the filter, not the simulation" in said) == bool(more)
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
 def test_no_gpu_and_no_simulation_names_the_ways_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(subject, "vllm_version", lambda python: "0.33.0")
     monkeypatch.setattr(subject.gpus, "inventory", lambda: ())
