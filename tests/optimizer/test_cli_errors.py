@@ -114,7 +114,7 @@ def test_a_directory_that_is_no_model(config: str | None, named: str, tmp_path: 
     [
         ({"model_type": "new", "text": {"hidden_size": 64}}, "the architecture: model_type 'new'"),
         ({"model_type": "qwen3", "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 9}, "hidden_size"),
-        ({"model_type": "qwen3", "text_config": {"num_hidden_layers": "2"}}, "the architecture"),
+        ({"model_type": "qwen3", "text_config": {"num_hidden_layers": "2"}}, "num_hidden_layers: num_hidden_layers = '2'"),
         ({"model_type": "qwen3", "num_hidden_layers": 10**9}, "num_hidden_layers"),
     ],
 )
