@@ -210,7 +210,10 @@ def _one(
         if record.failure is None or record.failure.kind.blame is Blame.CONFIGURATION:
             return record
         if record.failure.kind.blame is Blame.WORKLOAD:
-            raise UsageError(f"the workload cannot be served: {record.failure.detail}")
+            raise UsageError(
+                f"the workload cannot be served: {record.failure.detail}",
+                hint="vopt search …   # the study's workload no longer fits its model here",
+            )
     assert record is not None
     assert record.failure is not None
     raise EnvironmentLacks(

@@ -90,7 +90,7 @@ def prepare(options: SearchOptions, listener: Listener, probe: VllmProbe | None 
         say(change.text)
     sampler = options.sampler
     if sampler not in KINDS:
-        raise UsageError(f"--sampler {sampler}: there are {', '.join(KINDS)}")
+        raise UsageError(f"--sampler {sampler}: there are {', '.join(KINDS)}", hint="leave --sampler out: auto is our own")
     setup = search_setup(options, subject, goal, space, sampler, asked)
     if options.seed_from is not None:
         earlier = read_study(options.storage, options.seed_from, data_dir=options.data_dir)
@@ -330,4 +330,7 @@ def configuration_of(record: StudyRecord, label: str) -> EngineConfig:
     for trial in record.trials:
         if trial.label == label:
             return trial.config
-    raise UsageError(f"{record.name} has no trial {label!r}; it has {', '.join(t.label for t in record.trials)}")
+    raise UsageError(
+        f"{record.name} has no trial {label!r}; it has {', '.join(t.label for t in record.trials)}",
+        hint=f"vopt show {record.name}",
+    )

@@ -12,6 +12,7 @@ from vopt.objectives.goals import Goal
 from vopt.optimizer import cpu_memory
 from vopt.optimizer.check import check_command as check
 from vopt.optimizer.check import objection_of, render_check
+from vopt.optimizer.command import SEE_SPACE
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.engine.floor import Floor, floor
@@ -88,7 +89,7 @@ def find_space(options: SpaceOptions, subject: Subject, workload: Workload, goal
         )
         space = modelled_space(made, choices) if subject.machine.simulated else made(choices)
     except SpaceFileError as error:
-        raise SearchSpaceError(error.file, error.key, error.value, error.rule) from None
+        raise SearchSpaceError(error.file, error.key, error.value, error.rule, hint=SEE_SPACE) from None
     # Limits of earlier studies keep proposals out; the domain stays as it would be without them, so a study can be resumed.
     known = read_lessons(lessons_file(subject), section_of(subject))
     space = replace(space, learned=known.learned)
@@ -166,9 +167,9 @@ def user_space(path: Path | None) -> SpaceFile | None:
             raise SpaceFileError(str(path), key, value, "a file of yours narrows any mode: choose it by --mode")
         return read
     except SpaceFileError as error:
-        raise SearchSpaceError(error.file, error.key, error.value, error.rule) from None
+        raise SearchSpaceError(error.file, error.key, error.value, error.rule, hint=SEE_SPACE) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--space {path}: {error}") from None
+        raise UsageError(f"--space {path}: {error}", hint="vopt space   # shows what can be narrowed by such a file") from None
 
 
 def workload_facts(workload: Workload, subject: Subject, concurrency: int | None, acceptance: float | None) -> WorkloadFacts:
@@ -286,7 +287,7 @@ def _command_text(given: str) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--check {path}: {error}") from None
+        raise UsageError(f"--check {path}: {error}", hint="vopt space --check 'vllm serve MODEL …'") from None
     return serve_line(text, f"--check {path}") if "serve" in text or "api_server" in text or "docker" in text else text
 
 

@@ -220,7 +220,10 @@ def _chosen(seen: Sequence[gpus.Gpu], wanted: str | None) -> list[gpus.Gpu]:
     by_name = {str(gpu.index): gpu for gpu in seen} | {gpu.uuid: gpu for gpu in seen}
     names = [word.strip() for word in wanted.split(",") if word.strip()]
     if unknown := [name for name in names if name not in by_name] or ([] if names else [wanted]):
-        raise UsageError(f"--gpus {wanted}: there is no GPU {unknown[0]!r}; there are {', '.join(str(g.index) for g in seen)}")
+        raise UsageError(
+            f"--gpus {wanted}: there is no GPU {unknown[0]!r}; there are {', '.join(str(g.index) for g in seen)}",
+            hint=f"--gpus {seen[0].index}",
+        )
     chosen = [by_name[name] for name in names]
     for gpu in chosen:  # memory alone may be a screen's; somebody's work would be slowed down, or killed for its memory
         if gpu.holders:
@@ -254,7 +257,7 @@ def _command(options: SpaceOptions | BenchOptions, schema: Arguments) -> LaunchC
     words = list(options.command or ())
     from_file: Path | None = getattr(options, "from_file", None)
     if words and from_file is not None:
-        raise UsageError("the command in use is given twice: by --from and after --")
+        raise UsageError("the command in use is given twice: by --from and after --", hint="leave one of them out")
     if from_file is not None:
         return _command_of_file(from_file, schema)
     if words and not _is_command(words, options):
@@ -274,7 +277,9 @@ def _command_of_file(path: Path, schema: Arguments) -> LaunchCommand:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--from {path}: {error}") from None
+        raise UsageError(
+            f"--from {path}: {error}", hint="or type the command itself: vopt search … -- vllm serve MODEL …"
+        ) from None
     if ("vllm" in text and "serve" in text) or "api_server" in text or CONTAINER_RUN.search(text):
         return parse_command(serve_line(text, f"--from {path}"), schema)
     return parse_command(argv_from_yaml(text), schema)
@@ -289,13 +294,16 @@ def serve_line(text: str, where: str) -> str:
         if not line.startswith("#") and ("vllm serve" in line or "api_server" in line or CONTAINER_RUN.search(line))
     ]
     if len(found) != 1:
-        raise UsageError(f"{where}: holds {len(found)} 'vllm serve' commands; give a file with one")
+        raise UsageError(
+            f"{where}: holds {len(found)} 'vllm serve' commands; give a file with one",
+            hint="vllm serve MODEL --flag …   # one line, or several joined by a backslash",
+        )
     return found[0].removeprefix("exec ")
 
 
 def _model_name(given: str | None, command: LaunchCommand) -> str:
     if given and command.model and given != command.model:
-        raise UsageError(f"two models are named: --model {given}, and {command.model} in the command")
+        raise UsageError(f"two models are named: --model {given}, and {command.model} in the command", hint="leave --model out")
     name = given or command.model
     if not name:
         raise UsageError("no model is named", hint="vopt search --goal throughput --model Qwen/Qwen3-8B")

@@ -175,7 +175,9 @@ class VllmProbe:
         except OSError as error:
             raise _no_interpreter(self.python, error) from error
         except subprocess.TimeoutExpired as error:
-            raise EnvironmentLacks(f"{self.python} did not answer within {self._timeout_s:.0f} s") from error
+            raise EnvironmentLacks(
+                f"{self.python} did not answer within {self._timeout_s:g} s", hint=f"{self.python} --version"
+            ) from error
         except ValueError as error:
             said = _last_line(done.stderr) or _last_line(done.stdout) or "nothing"
             raise EnvironmentLacks(
