@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vopt.objectives.goals import Goal
+from vopt.objectives.goals import Goal, GoalError, built_in_goal
 from vopt.optimizer import cpu_memory
 from vopt.optimizer.check import check_command as check
 from vopt.optimizer.check import objection_of, render_check
@@ -173,7 +174,12 @@ def user_space(path: Path | None) -> SpaceFile | None:
 
 
 def workload_facts(workload: Workload, subject: Subject, concurrency: int | None, acceptance: float | None) -> WorkloadFacts:
-    """The workload as the evidence rules see it."""
+    """The workload as the evidence rules see it. Raises ``UsageError`` for an acceptance that cannot be."""
+    if acceptance is not None and not 1 <= acceptance < math.inf:
+        raise UsageError(
+            f"--acceptance-length {acceptance:g}: it is the mean of tokens per step, its own one included, so at least 1",
+            hint="--acceptance-length 2.5",
+        )
     facts = workload.facts()
     return WorkloadFacts(
         prompt_tokens=round(facts["mean_prompt_tokens"]),
@@ -258,6 +264,10 @@ def describe_space(options: CheckedSpaceOptions) -> SpaceAnswer:
     from vopt.optimizer.prepare import concurrency_of, find_workload
 
     said: list[str] = []
+    try:
+        built_in_goal(options.goal)
+    except GoalError as error:
+        raise UsageError(str(error), hint=error.hint) from None
     subject = find_subject(options, said.append)
     workload = find_workload(options.workload, None, lambda _: None)
     space = find_space(options, subject, workload, options.goal, concurrency_of(options.concurrency))

@@ -28,7 +28,7 @@ from vopt.optimizer.history import FORMAT_VERSION, SAMPLED_STAGES, Pending, Stud
 from vopt.optimizer.locks import lock_study
 from vopt.optimizer.recommend import Recommendation
 from vopt.optimizer.results import fitted, read_result, request_json, request_of, shown, write_result
-from vopt.optimizer.storage import sqlite_file, storage_for, study_directory
+from vopt.optimizer.storage import make_data_dir, sqlite_file, storage_for, study_directory
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.space import Point, SearchSpace
 
@@ -61,6 +61,7 @@ class Study:
         ``<model>-<goal>-<n>``. The database is made here, if need be."""
         previous = os.umask(0o077)
         try:
+            make_data_dir(data_dir)
             storage = storage_for(url, create=True, timeout_s=timeout_s, durable=not setup.get("simulated"))
             called = name or next_name(storage, setup)
             try:

@@ -24,10 +24,13 @@ from vopt.optimizer.report.deploy import argv_from_yaml
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.arguments import Arguments, stored_arguments, stored_versions
 from vopt.search_spaces.choices import parse_setting, split_settings
+from vopt.search_spaces.circumstances import Circumstances
 from vopt.search_spaces.defaults import Gpu
 from vopt.search_spaces.model import ShapeError, shape_from_config
 from vopt.search_spaces.parse import SpaceFileError, canonical
+from vopt.search_spaces.rules import rule_violations
 from vopt.search_spaces.shape import ModelShape
+from vopt.search_spaces.subject import Subject as SpaceSubject
 
 NEWEST = "0.33.0"
 
@@ -137,6 +140,8 @@ def find_subject(
                 hint="--no-memory-check   # goes on without the memory filter: configurations that cannot fit are tried too",
             ) from None
         shape = None
+    if machine.simulated:
+        refuse_out_of_range(fixed | command.config, SpaceSubject(schema, machine.gpu or Gpu("", 0), shape, machine.count))
     resolved = {} if machine.simulated else ask_engine(probe, model, fixed | command.config, fixed)
     front = (*command.front_end, *front_end)
     if front:
@@ -154,6 +159,20 @@ def find_subject(
         environment=command.environment,
         own_command=bool(command.config),
     )
+
+
+OUT_OF_RANGE = ("size_below_one", "utilization_out_of_range")
+
+
+def refuse_out_of_range(config: EngineConfig, subject: SpaceSubject) -> None:
+    """What no vLLM takes, where none is asked. What only does not fit together is a baseline that a search repairs.
+
+    Raises:
+        UsageError: a value that lies outside what its argument can be.
+    """
+    for violation in rule_violations(config, Circumstances(subject).facts()):
+        if violation.rule in OUT_OF_RANGE:
+            raise UsageError(f"vLLM refuses this: {violation.detail}", hint="vopt space --check 'vllm serve …'")
 
 
 def _unchecked(options: SpaceOptions | BenchOptions) -> bool:

@@ -37,6 +37,17 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--goal", "throughput", *SIMULATED, "--simulate", "h900"], 2, ["h900", "h200"]),
         (["--goal", "throughput", *SIMULATED, "--set", "max_num_seq=5"], 2, ["max_num_seq", "max_num_seqs"]),
         (["--goal", "throughput", *SIMULATED, "--set", "max_num_seqs=many"], 2, ["max_num_seqs", "many", "integer"]),
+        (["--goal", "throughput", *SIMULATED, "--set", "max_num_seqs=0"], 2, ["max_num_seqs 0", "below 1", "--check"]),
+        (["--goal", "throughput", *SIMULATED, "--set", "max_num_batched_tokens=-1"], 2, ["max_num_batched_tokens -1"]),
+        (["--goal", "throughput", *SIMULATED, "--set", "gpu_memory_utilization=1.5"], 2, ["1.5", "(0, 1]"]),
+        (
+            ["--goal", "throughput", "--simulate", "h200", "--", "vllm", "serve", MODEL, "--gpu-memory-utilization", "0"],
+            2,
+            ["gpu_memory_utilization 0"],
+        ),
+        (["--goal", "throughput", *SIMULATED, "--data-dir", "/proc/no"], 3, ["/proc/no", "--data-dir", "leave it out"]),
+        (["--goal", "throughput", *SIMULATED, "--acceptance-length", "0"], 2, ["--acceptance-length 0", "at least 1"]),
+        (["--goal", "throughput", *SIMULATED, "--acceptance-length", "nan"], 2, ["--acceptance-length nan"]),
         (["--goal", "throughput", *SIMULATED, "--set", "max_num_seqs"], 2, ["max_num_seqs", "NAME=VALUE"]),
         (["--goal", "throughput", *SIMULATED, "--vary", "scheduling_policy=lof"], 2, ["lof", "fcfs"]),
         (["--goal", "throughput", *SIMULATED, "--set", "max_model_len=512"], 2, ["512", "max_model_len", "tokens"]),
@@ -106,6 +117,13 @@ def test_a_directory_that_is_no_model(config: str | None, named: str, tmp_path: 
     assert exit_code == 2
     assert named in message
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_space_is_of_a_goal_that_there_is() -> None:
+    code, said = run("space", *SIMULATED, "--goal", "thruput")
+    assert code == 2
+    assert "thruput" in said
+    assert "throughput" in said
 
 
 @pytest.mark.parametrize("verb", [("search", "--goal", "throughput"), ("space",), ("bench",)])
