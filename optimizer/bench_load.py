@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import resource
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -67,9 +68,11 @@ def _arrivals(options: BenchOptions) -> Arrivals:
     try:
         arrivals = Arrivals(options.arrivals)
     except ValueError:
-        raise UsageError(f"--arrivals {options.arrivals}: there are {', '.join(Arrivals)}") from None
+        raise UsageError(
+            f"--arrivals {options.arrivals}: there are {', '.join(Arrivals)}", hint="--arrivals poisson --rate 8"
+        ) from None
     if arrivals is Arrivals.REPLAY and options.rate is not None:
-        raise UsageError("--arrivals replay sends at the recording's own times, so it has no --rate")
+        raise UsageError("--arrivals replay sends at the recording's own times, so it has no --rate", hint="leave --rate out")
     return arrivals
 
 
@@ -89,7 +92,8 @@ def _check_requests(options: BenchOptions) -> None:
     most = (MOST_LOADS - PROBES) // 2
     if options.repeat > most:
         raise UsageError(
-            f"--repeat {options.repeat}: at most {most}, because prompts are numbered up to {MOST_LOADS * NUMBERS_APART:,}"
+            f"--repeat {options.repeat}: at most {most}, because prompts are numbered up to {MOST_LOADS * NUMBERS_APART:,}",
+            hint=f"--repeat {most}",
         )
 
 
@@ -139,7 +143,13 @@ def find_slos(texts: Sequence[str]) -> Mapping[str, float]:
         limits: list[Limit] = [parse_limit(text) for text in texts]
         check_limits(limits)
     except GoalError as error:
-        raise UsageError(f"--slo {error}", hint=error.hint) from None
+        known = ", ".join(SLO_NAMES)  # what is suggested for a limit may be a figure of the whole load
+        hint = (
+            error.hint
+            if re.search(rf"\b({'|'.join(SLO_NAMES)})\b", error.hint)
+            else f"--slo 'ttft_s<=500ms'; there are {known}"
+        )
+        raise UsageError(f"--slo {error}", hint=hint) from None
     for limit in limits:
         if not limit.slo:
             raise UsageError(
@@ -157,10 +167,10 @@ def checked_output(option: str, path: Path | None) -> None:
     if path is None:
         return
     if path.is_dir():
-        raise UsageError(f"{option} {path}: it is a directory; name a file")
+        raise UsageError(f"{option} {path}: it is a directory; name a file", hint=f"{option} {path / 'records.jsonl.gz'}")
     parent = next(folder for folder in path.absolute().parents if folder.exists())
     if not parent.is_dir():
-        raise UsageError(f"{option} {path}: {parent} is no directory")
+        raise UsageError(f"{option} {path}: {parent} is no directory", hint=f"{option} {path.name}   # in this directory")
 
 
 def load_words(asked: Asked, concurrency: int | None, rate: float | None) -> str:

@@ -125,7 +125,9 @@ def checked_combination(options: BenchOptions) -> None:
             )
         return
     if options.engine not in KINDS:
-        raise UsageError(f"--engine {options.engine}: there are {', '.join(KINDS)}, or the URL of a running server")
+        raise UsageError(
+            f"--engine {options.engine}: there are {', '.join(KINDS)}, or the URL of a running server", hint="--engine vllm"
+        )
     if typed := _typed(options, URL_ONLY):
         raise UsageError(f"{typed} belongs to a running server", hint="--url http://127.0.0.1:8000")
     if options.client_processes is not None and (options.engine != "server" or options.study is not None):

@@ -22,6 +22,7 @@ from vopt.optimizer.options import BenchOptions
 from vopt.optimizer.prepare import find_workload
 
 ASSUMED_VOCAB = 32_000
+OWN_DIRECTORY = "--tokenizer DIR   # the model's own directory, with its tokenizer.json"
 """Where neither tokenizer nor configuration is known: the smallest vocabulary of published models since Llama. Ids below
 1,000 are left out of random prompts, since Mistral's tokenizers keep them for control tokens."""
 UNBOUNDED = 2**31
@@ -53,7 +54,7 @@ def typed_target(options: BenchOptions) -> Target:
     try:
         endpoint = Endpoint(options.endpoint)
     except ValueError:
-        raise UsageError(f"--endpoint {options.endpoint}: there are {', '.join(Endpoint)}") from None
+        raise UsageError(f"--endpoint {options.endpoint}: there are {', '.join(Endpoint)}", hint="--endpoint chat") from None
     key = read_api_key(options.api_key_file, os.environ)
     return parse_target(url, options.model or "", endpoint=endpoint, api_key=key)
 
@@ -180,7 +181,7 @@ def vocabulary(directory: Path) -> int:
     ids += [token["id"] for token in added if isinstance(token, Mapping) and "id" in token]
     numbers = [number for number in ids if isinstance(number, int)]
     if not numbers:
-        raise UsageError(f"{directory / 'tokenizer.json'} lists no vocabulary", hint="name the model's own directory")
+        raise UsageError(f"{directory / 'tokenizer.json'} lists no vocabulary", hint=OWN_DIRECTORY)
     return max(numbers) + 1
 
 
@@ -188,7 +189,7 @@ def _object(path: Path) -> Mapping[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
+        raise UsageError(f"{path} cannot be read: {error}", hint=OWN_DIRECTORY) from None
     if not isinstance(document, Mapping):
-        raise UsageError(f"{path} holds {type(document).__name__} instead of an object")
+        raise UsageError(f"{path} holds {type(document).__name__} instead of an object", hint=OWN_DIRECTORY)
     return document

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from vopt.optimizer.bench_duel import Duel, find_duel, judge_duel, order
 from vopt.optimizer.bench_study_text import study_text
 from vopt.optimizer.check import FlagFinding, FlagStatus, modernised
 from vopt.optimizer.command import shell_line
+from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.environment import fetch_weights
 from vopt.optimizer.errors import EnvironmentLacks, GateFailed, UsageError
 from vopt.optimizer.evaluate import Bench, Evaluator
@@ -31,7 +31,7 @@ from vopt.optimizer.prepare import find_load
 from vopt.optimizer.report.redaction import clean, clean_text, known_secrets
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.study import read_study
-from vopt.optimizer.subject import Subject, find_arguments, find_machine, find_subject
+from vopt.optimizer.subject import Subject, find_arguments, find_machine, find_subject, interpreter_of
 from vopt.optimizer.trial import Blame, Deadlines, TrialSpec
 
 FORMAT_VERSION = 1
@@ -72,7 +72,9 @@ def measure_again(options: BenchOptions, listener: Listener) -> BenchOutcome:
             f"{record.name} stores no load plan: its baseline was never measured", hint=f"vopt resume {record.name}"
         )
     stored = stored_options(record.setup["options"])
-    subject, duel, findings = _as_of_today(options, stored, record, duel)
+    stored = _with_options(options, stored, record)
+    with VllmProbe(interpreter_of(stored)) as probe:
+        subject, duel, findings = _as_of_today(probe, options, stored, record, duel)
     bench = _bench(subject, stored, record, measurement, listener)
     if not subject.machine.simulated:
         fetch_weights(subject.model, lambda text: listener(Note(text)))
@@ -81,20 +83,23 @@ def measure_again(options: BenchOptions, listener: Listener) -> BenchOutcome:
     return _outcome(options, record, subject, duel, starts, findings)
 
 
-def _as_of_today(
-    options: BenchOptions, stored: SearchOptions, record: StudyRecord, duel: Duel
-) -> tuple[Subject, Duel, tuple[FlagFinding, ...]]:
-    """The study's subject under the vLLM that is installed now, and the arms in that vLLM's words."""
+def _with_options(options: BenchOptions, stored: SearchOptions, record: StudyRecord) -> SearchOptions:
+    """The study's options with what was typed now in their place."""
     python = options.python or stored.python
-    stored = replace(
+    return replace(
         stored,
         python=python,
         gpus=options.gpus or stored.gpus,
         vllm_version=options.vllm_version or stored.vllm_version or (None if python else _simulated_version(record)),
     )
-    interpreter = str(python or sys.executable)
-    machine = find_machine(stored.simulate, stored.gpus, interpreter)
-    schema = find_arguments(interpreter, machine, stored.vllm_version, installed=python is not None)
+
+
+def _as_of_today(
+    probe: VllmProbe, options: BenchOptions, stored: SearchOptions, record: StudyRecord, duel: Duel
+) -> tuple[Subject, Duel, tuple[FlagFinding, ...]]:
+    """The study's subject under the vLLM that is installed now, and the arms in that vLLM's words."""
+    machine = find_machine(stored.simulate, stored.gpus, probe.python)
+    schema = find_arguments(probe, machine, stored.vllm_version, installed=stored.python is not None)
     fixed, findings = modernised(record.setup.get("fixed", {}), schema)
     arms = {}
     for name, config in duel.arms.items():
@@ -103,7 +108,7 @@ def _as_of_today(
     _refuse_unknown(findings, options, record)
     settings = [f"{name}={json.dumps(value)}" for name, value in fixed.items()]
     bare = replace(stored, command=None, from_file=None, set=settings, model=record.setup["model"])
-    subject = find_subject(bare)
+    subject = find_subject(bare, probe=probe)
     environment = record.setup.get("environment", {}).get("engine_environment", {})
     front_end = tuple(record.setup.get("front_end", ()))
     subject = replace(subject, front_end=front_end, environment=environment, baseline=arms["baseline"])
@@ -205,7 +210,10 @@ def _one(
         if record.failure is None or record.failure.kind.blame is Blame.CONFIGURATION:
             return record
         if record.failure.kind.blame is Blame.WORKLOAD:
-            raise UsageError(f"the workload cannot be served: {record.failure.detail}")
+            raise UsageError(
+                f"the workload cannot be served: {record.failure.detail}",
+                hint="vopt search …   # the study's workload no longer fits its model here",
+            )
     assert record is not None
     assert record.failure is not None
     raise EnvironmentLacks(

@@ -20,7 +20,7 @@ from vopt.optimizer.check_flags import (
 )
 from vopt.optimizer.command import Flag, LaunchCommand, shell_line, to_argv
 from vopt.optimizer.command_reader import parse_command
-from vopt.optimizer.engine.arguments import VllmJudge
+from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.arguments import Arguments
 from vopt.search_spaces.circumstances import Circumstances
@@ -227,11 +227,11 @@ def _word(value: Any) -> str:
     return json.dumps(value) if isinstance(value, (dict, list, bool)) or value is None else str(value)
 
 
-def objection_of(judge: VllmJudge) -> AskEngine:
-    """An ``AskEngine`` over a ``VllmJudge``."""
+def objection_of(probe: VllmProbe) -> AskEngine:
+    """An ``AskEngine`` over a ``VllmProbe``."""
 
     def ask(model: str, config: Mapping[str, Any]) -> str:
-        verdict = judge.ask(model, config)
+        verdict = probe.ask(model, config)
         return "" if verdict.accepted else f"{verdict.kind}: {verdict.reason}"
 
     return ask

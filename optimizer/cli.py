@@ -330,7 +330,7 @@ def workload(options: WorkloadOptions) -> int | None:
 
 @_verb("doctor", DoctorOptions)
 def doctor(options: DoctorOptions) -> int | None:
-    """What is installed, which GPUs, free memory, leftovers of a dead search, and what to do about each."""
+    """What is installed, which GPUs, free memory, leftovers of a dead search, and what to do about each. Exit 3: a fault."""
     from vopt.optimizer.doctor import examine
 
     report = examine(options)
@@ -338,7 +338,7 @@ def doctor(options: DoctorOptions) -> int | None:
         _print_json(report.document)
     else:
         print(report.text)
-    return None
+    return report.exit_code
 
 
 @_verb("clean", CleanOptions)

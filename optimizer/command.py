@@ -18,6 +18,7 @@ from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.arguments import Argument, Arguments, Kind
 
 ENVIRONMENT_PREFIX = "env:"
+SEE_SPACE = "vopt space …   # shows what can be set, with ranges and defaults"
 SECRET_ARGUMENTS = {
     "api_key": "leave the flag out and set VLLM_API_KEY in the environment of the server",
     "hf_token": "leave the value out and set HF_TOKEN in the environment (or log in with `hf auth login`)",
@@ -138,11 +139,11 @@ def argument_words(name: str, value: Any, schema: Arguments) -> list[str]:
     argument = schema.get(name)
     if argument is None:
         kind = "has no command-line form in" if name in schema.hidden else "is not an argument of"
-        raise UsageError(f"{name} {kind} vLLM {schema.version}", hint="see `vopt space` for what can be set")
+        raise UsageError(f"{name} {kind} vLLM {schema.version}", hint=SEE_SPACE)
     if value is None:
         return _none_words(argument)
     if reason := schema.unlike(name, value):
-        raise UsageError(f"{name} = {value!r}: {reason}")
+        raise UsageError(f"{name} = {value!r}: {reason}", hint=SEE_SPACE)
     return _WRITERS[argument.kind](argument, value)
 
 
@@ -166,7 +167,7 @@ def with_resolved(config: EngineConfig, resolved: Mapping[str, Any], names: Iter
 
 
 def _inexpressible(argument: Argument, value: Any, why: str) -> UsageError:
-    return UsageError(f"{argument.name} = {value!r} cannot be written on a command line: {why}")
+    return UsageError(f"{argument.name} = {value!r} cannot be written on a command line: {why}", hint=SEE_SPACE)
 
 
 def _pair(argument: Argument, text: str) -> list[str]:

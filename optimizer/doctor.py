@@ -24,6 +24,7 @@ from vopt.optimizer.gpus import Gpu
 from vopt.optimizer.locks import Owner, held_gpu_locks
 from vopt.optimizer.options import DoctorOptions
 
+FINE = 0
 OLDEST, NEWEST = (0, 20), (0, 33)
 LEAST_FREE_BYTES = 10 * 2**30
 LEAST_SHARED_BYTES = 1 * 2**30
@@ -57,6 +58,11 @@ class Report:
     @property
     def healthy(self) -> bool:
         return all(row.state is not State.FAULT for row in self.rows)
+
+    @property
+    def exit_code(self) -> int:
+        """That of a search which ends over such a fault; notes alone are fine, so ``vopt doctor && vopt search …`` goes on."""
+        return FINE if self.healthy else EnvironmentLacks.exit_code
 
     @property
     def text(self) -> str:

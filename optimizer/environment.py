@@ -138,12 +138,25 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"{directory} holds no config.json, so it is no model directory") from None
+        raise UsageError(
+            f"{directory} holds no config.json, so it is no model directory",
+            hint=f"ls {directory}   # name the one that vllm serve is given; or --model with a hub id like Qwen/Qwen3-8B",
+        ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not valid JSON ({error}); it may be truncated") from None
+        raise UsageError(
+            f"{path} is not valid JSON ({error}), so nothing of the model's shape can be derived; it may be truncated",
+            hint=_fetch_again(directory),
+        ) from None
     if not isinstance(config, dict):
-        raise UsageError(f"{path} holds a {type(config).__name__}, not an object")
+        raise UsageError(
+            f"{path} holds a {type(config).__name__}, not an object, so nothing of the model's shape can be derived",
+            hint=_fetch_again(directory),
+        )
     return config
+
+
+def _fetch_again(directory: Path) -> str:
+    return f"hf download MODEL config.json --local-dir {directory}   # fetches it again"
 
 
 def _local_revision(directory: Path) -> str | None:

@@ -31,7 +31,10 @@ def config_file(name: str, revision: str | None) -> Path:
     except (EntryNotFoundError, HfHubHTTPError, OSError) as error:
         # What is only not cached here is, for the hub's client, an entry that was not found as well.
         if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-            raise UsageError(f"model {name!r} has no config.json, so its architecture is unknown") from None
+            raise UsageError(
+                f"model {name!r} has no config.json, so its architecture is unknown",
+                hint="name the repository that the weights were made from",
+            ) from None
         raise EnvironmentLacks(
             f"model {name!r} is not cached here and the hub cannot be reached ({type(error).__name__})",
             hint=f"hf download {name}   # where there is a network; or give a local directory",

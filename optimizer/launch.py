@@ -14,6 +14,7 @@ from vopt.objectives.goals import Goal, balance
 from vopt.optimizer.bench_load import check_descriptors
 from vopt.optimizer.command import split_environment
 from vopt.optimizer.deadlines import deadlines
+from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.engine.floor import check_limits
 from vopt.optimizer.environment import fetch_weights, first_difference
 from vopt.optimizer.errors import EnvironmentLacks, Interrupted, UsageError
@@ -49,7 +50,7 @@ from vopt.optimizer.setup import Pinned, SearchSetup
 from vopt.optimizer.space_of import find_space, floor_of, search_setup, space_subject
 from vopt.optimizer.study import Study, read_study, searching
 from vopt.optimizer.study_name import checked_name
-from vopt.optimizer.subject import Subject, find_subject
+from vopt.optimizer.subject import Subject, find_subject, interpreter_of
 from vopt.optimizer.trial import EngineConfig, TrialSpec
 
 
@@ -65,14 +66,16 @@ class Prepared:
     bench: Callable[[Study, Listener, Callable[[EngineConfig], str | None]], Bench]
 
 
-def prepare(options: SearchOptions, listener: Listener) -> Prepared:
-    """Preflight. Raises ``UsageError`` or ``EnvironmentLacks`` before anything is stored."""
+def prepare(options: SearchOptions, listener: Listener, probe: VllmProbe | None = None) -> Prepared:
+    """Preflight. ``probe`` may be asked further by the caller.
+
+    Raises ``UsageError`` or ``EnvironmentLacks`` before anything is stored."""
 
     def say(text: str) -> None:
         listener(Note(text))
 
     goal = find_goal(options)
-    subject = find_subject(options, say)
+    subject = find_subject(options, say, probe)
     load = find_load(options, subject, say)
     asked = find_asked(options, goal)
     if not (subject.machine.simulated or options.no_serve):
@@ -88,7 +91,7 @@ def prepare(options: SearchOptions, listener: Listener) -> Prepared:
         say(change.text)
     sampler = options.sampler
     if sampler not in KINDS:
-        raise UsageError(f"--sampler {sampler}: there are {', '.join(KINDS)}")
+        raise UsageError(f"--sampler {sampler}: there are {', '.join(KINDS)}", hint="leave --sampler out: auto is our own")
     setup = search_setup(options, subject, goal, space, sampler, asked)
     if options.seed_from is not None:
         earlier = read_study(options.storage, options.seed_from, data_dir=options.data_dir)
@@ -199,20 +202,21 @@ def launch(options: SearchOptions, listener: Listener, named: Callable[[str], No
     """The whole loop of a new study. ``named`` hears its name as soon as it exists."""
     if options.study is not None:
         checked_name(options.study)
-    prepared = prepare(options, listener)
-    for note in plan_notes(plan(prepared.setup), simulated=prepared.subject.machine.simulated):
-        listener(Note(note))
-    fetch_weights(prepared.subject.model, lambda text: listener(Note(text)))
-    study = Study.create(
-        options.storage,
-        prepared.stored,
-        prepared.setup.space,
-        name=options.study,
-        directions=[one.direction for one in prepared.goal.objectives or (prepared.goal,)],
-        data_dir=options.data_dir,
-    )
-    named(study.name)
-    return _run(prepared, study, listener)
+    with VllmProbe(interpreter_of(options)) as probe:
+        prepared = prepare(options, listener, probe)
+        for note in plan_notes(plan(prepared.setup), simulated=prepared.subject.machine.simulated):
+            listener(Note(note))
+        fetch_weights(prepared.subject.model, lambda text: listener(Note(text)))
+        study = Study.create(
+            options.storage,
+            prepared.stored,
+            prepared.setup.space,
+            name=options.study,
+            directions=[one.direction for one in prepared.goal.objectives or (prepared.goal,)],
+            data_dir=options.data_dir,
+        )
+        named(study.name)
+        return _run(prepared, study, listener, probe)
 
 
 def relaunch(options: ResumeOptions, listener: Listener) -> StudyRecord:
@@ -232,16 +236,17 @@ def relaunch(options: ResumeOptions, listener: Listener) -> StudyRecord:
         storage=options.storage,
         data_dir=options.data_dir,
     )
-    prepared = prepare(replace(typed, study=record.name, dry_run=False), listener)
-    difference = first_difference(record.setup, prepared.stored)
-    if difference is not None:
-        name, was, now = difference
-        raise UsageError(
-            f"{record.name} was measured with {name} = {was!r}, here it is {now!r}: results would not compare",
-            hint=f"vopt search … --seed-from {record.name}   # a new study; or resume this one where {name} is as it was",
-        )
-    study = Study.reopen(options.storage, record.name, prepared.setup.space, data_dir=options.data_dir)
-    return _run(prepared, study, listener)
+    with VllmProbe(interpreter_of(typed)) as probe:
+        prepared = prepare(replace(typed, study=record.name, dry_run=False), listener, probe)
+        difference = first_difference(record.setup, prepared.stored)
+        if difference is not None:
+            name, was, now = difference
+            raise UsageError(
+                f"{record.name} was measured with {name} = {was!r}, here it is {now!r}: results would not compare",
+                hint=f"vopt search … --seed-from {record.name}   # a new study; or resume this one where {name} is as it was",
+            )
+        study = Study.reopen(options.storage, record.name, prepared.setup.space, data_dir=options.data_dir)
+        return _run(prepared, study, listener, probe)
 
 
 def stored_options(typed: dict[str, Any]) -> SearchOptions:
@@ -252,14 +257,14 @@ def stored_options(typed: dict[str, Any]) -> SearchOptions:
     return SearchOptions(**values | {name: Path(values[name]) for name in paths if values.get(name) is not None})
 
 
-def _run(prepared: Prepared, study: Study, listener: Listener) -> StudyRecord:
+def _run(prepared: Prepared, study: Study, listener: Listener, probe: VllmProbe) -> StudyRecord:
     try:
-        return _search(prepared, study, listener)
+        return _search(prepared, study, listener, probe)
     except KeyboardInterrupt:  # before the search listened, or after
         raise Interrupted(f"interrupted; the study {study.name} is kept", hint=f"vopt resume {study.name}") from None
 
 
-def _search(prepared: Prepared, study: Study, listener: Listener) -> StudyRecord:
+def _search(prepared: Prepared, study: Study, listener: Listener, probe: VllmProbe) -> StudyRecord:
     options = prepared.options
     subject = prepared.subject
     shrink(subject, study.directory, options.disk_budget, lambda text: listener(Note(text)))
@@ -268,7 +273,7 @@ def _search(prepared: Prepared, study: Study, listener: Listener) -> StudyRecord
         searching(study),
         reserved(subject, f"a search of {study.name}"),
         Interruption(study.name) as interruption,
-        closing(Preflight(subject, lambda text: listener(Note(text, important=True)))) as preflight,
+        closing(Preflight(subject, lambda text: listener(Note(text, important=True)), probe)) as preflight,
     ):
         evaluator = Evaluator(
             prepared.bench(study, listener, preflight.refusal), measurement_of(study.records()), stored_plan(study.records())
@@ -338,4 +343,7 @@ def configuration_of(record: StudyRecord, label: str) -> EngineConfig:
     for trial in record.trials:
         if trial.label == label:
             return trial.config
-    raise UsageError(f"{record.name} has no trial {label!r}; it has {', '.join(t.label for t in record.trials)}")
+    raise UsageError(
+        f"{record.name} has no trial {label!r}; it has {', '.join(t.label for t in record.trials)}",
+        hint=f"vopt show {record.name}",
+    )

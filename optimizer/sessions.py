@@ -24,7 +24,7 @@ def opener(kind: str, subject: Subject) -> OpenSession:
             "a search starts engines itself, so --engine URL fits vopt bench only", hint=f"vopt bench --url {kind}"
         )
     if kind not in KINDS:
-        raise UsageError(f"--engine {kind}: there are {', '.join(KINDS)}, or a URL with vopt bench")
+        raise UsageError(f"--engine {kind}: there are {', '.join(KINDS)}, or a URL with vopt bench", hint="--engine vllm")
     if subject.machine.simulated or kind == "simulated":
         return _simulated(subject)
 

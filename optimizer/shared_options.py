@@ -165,7 +165,5 @@ Acceptance = Annotated[
         SPACE,
         "--acceptance-length",
         metavar="L",
-        min=1.0,
-        max=100.0,
     ),
 ]

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vopt.objectives.goals import Goal
+from vopt.objectives.goals import Goal, GoalError, built_in_goal
 from vopt.optimizer import cpu_memory
 from vopt.optimizer.check import check_command as check
 from vopt.optimizer.check import objection_of, render_check
+from vopt.optimizer.command import SEE_SPACE
 from vopt.optimizer.command_reader import parse_command
-from vopt.optimizer.engine.arguments import VllmJudge
+from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.engine.floor import Floor, floor
 from vopt.optimizer.engine.roofline import estimate
 from vopt.optimizer.engine.simulated import MODELLED
@@ -27,7 +28,7 @@ from vopt.optimizer.measurement import Asked
 from vopt.optimizer.options import CheckedSpaceOptions, SearchOptions, SpaceOptions
 from vopt.optimizer.setup import Budget, Pinned, SearchSetup, Timing
 from vopt.optimizer.space_report import space_document, space_text
-from vopt.optimizer.subject import Machine, Subject, find_arguments, find_machine, find_subject, serve_line
+from vopt.optimizer.subject import Machine, Subject, find_arguments, find_machine, find_subject, interpreter_of, serve_line
 from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.typed_files import read_typed
 from vopt.search_spaces.arguments import Arguments
@@ -90,7 +91,7 @@ def find_space(options: SpaceOptions, subject: Subject, workload: Workload, goal
         )
         space = modelled_space(made, choices) if subject.machine.simulated else made(choices)
     except SpaceFileError as error:
-        raise SearchSpaceError(error.file, error.key, error.value, error.rule) from None
+        raise SearchSpaceError(error.file, error.key, error.value, error.rule, hint=SEE_SPACE) from None
     # Limits of earlier studies keep proposals out; the domain stays as it would be without them, so a study can be resumed.
     known = read_lessons(lessons_file(subject), section_of(subject))
     space = replace(space, learned=known.learned)
@@ -169,11 +170,16 @@ def user_space(path: Path | None) -> SpaceFile | None:
             raise SpaceFileError(str(path), key, value, "a file of yours narrows any mode: choose it by --mode")
         return read
     except SpaceFileError as error:
-        raise SearchSpaceError(error.file, error.key, error.value, error.rule) from None
+        raise SearchSpaceError(error.file, error.key, error.value, error.rule, hint=SEE_SPACE) from None
 
 
 def workload_facts(workload: Workload, subject: Subject, concurrency: int | None, acceptance: float | None) -> WorkloadFacts:
-    """The workload as the evidence rules see it."""
+    """The workload as the evidence rules see it. Raises ``UsageError`` for an acceptance that cannot be."""
+    if acceptance is not None and not 1 <= acceptance < math.inf:
+        raise UsageError(
+            f"--acceptance-length {acceptance:g}: it is the mean of tokens per step, its own one included, so at least 1",
+            hint="--acceptance-length 2.5",
+        )
     facts = workload.facts()
     return WorkloadFacts(
         prompt_tokens=round(facts["mean_prompt_tokens"]),
@@ -258,6 +264,10 @@ def describe_space(options: CheckedSpaceOptions) -> SpaceAnswer:
     from vopt.optimizer.prepare import concurrency_of, find_workload
 
     said: list[str] = []
+    try:
+        built_in_goal(options.goal)
+    except GoalError as error:
+        raise UsageError(str(error), hint=error.hint) from None
     subject = find_subject(options, said.append)
     workload = find_workload(options.workload, None, lambda _: None)
     space = find_space(options, subject, workload, options.goal, concurrency_of(options.concurrency))
@@ -270,16 +280,12 @@ def describe_space(options: CheckedSpaceOptions) -> SpaceAnswer:
 
 def check_command(options: CheckedSpaceOptions) -> SpaceAnswer:
     """``vopt space --check``: a launch command taken apart, flag by flag."""
-    python = str(options.python) if options.python else sys.executable
-    machine = find_machine(options.simulate, options.gpus, python)
-    schema = find_arguments(python, machine, options.vllm_version, installed=options.python is not None)
-    text = _command_text(options.check or "")
-    subject = _checked_subject(text, schema, machine)
-    if machine.simulated:
-        report = check(text, subject)
-    else:
-        with VllmJudge(python) as judge:
-            report = check(text, subject, ask=objection_of(judge))
+    with VllmProbe(interpreter_of(options)) as probe:
+        machine = find_machine(options.simulate, options.gpus, probe.python)
+        schema = find_arguments(probe, machine, options.vllm_version, installed=options.python is not None)
+        text = _command_text(options.check or "")
+        subject = _checked_subject(text, schema, machine)
+        report = check(text, subject, ask=None if machine.simulated else objection_of(probe))
     return SpaceAnswer(render_check(report).rstrip(), report.to_json(), report.exit_code)
 
 

@@ -111,6 +111,20 @@ def _check_file(path: Path, *, create: bool) -> None:
         raise EnvironmentLacks(f"{path.parent} cannot be written", hint="give another --storage")
 
 
+def make_data_dir(data_dir: Path | None) -> None:
+    """The user's own folder for records, made before a database is. ``EnvironmentLacks`` when nothing can be written there."""
+    if data_dir is None:
+        return
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not os.access(data_dir, os.W_OK | os.X_OK):
+            raise PermissionError(f"{data_dir} cannot be written")
+    except OSError as error:
+        raise EnvironmentLacks(
+            f"--data-dir {data_dir}: {error.strerror or error}", hint="name a directory that you may write to, or leave it out"
+        ) from None
+
+
 def study_directory(url: str, name: str, data_dir: Path | None = None) -> Path:
     """Where a study's raw records and logs lie: ``studies/<name>`` beside the SQLite file, else below ``data_dir``."""
     path = sqlite_path(url)

@@ -30,6 +30,7 @@ from vopt.optimizer.results import fitted, read_result, request_json, request_of
 from vopt.optimizer.storage import (
     innermost,
     made_directory,
+    make_data_dir,
     readable,
     sqlite_file,
     storage_for,
@@ -69,6 +70,7 @@ class Study:
         ``<model>-<goal>-<n>``. The database is made here, if need be."""
         previous = os.umask(0o077)
         try:
+            make_data_dir(data_dir)
             storage = storage_for(url, create=True, timeout_s=timeout_s, durable=not setup.get("simulated"))
             called = name or next_name({study.study_name for study in storage.get_all_studies()}, setup)
             directory = study_directory(url, called, data_dir)

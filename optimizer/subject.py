@@ -15,7 +15,7 @@ from vopt.optimizer.caches import cache_root
 from vopt.optimizer.command import LaunchCommand, argument_words, bound_argv, refuse_secret, shell_line, to_argv
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.command_shell import CONTAINERS
-from vopt.optimizer.engine.arguments import VllmJudge, read_arguments
+from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.engine.hardware import Hardware, hardware
 from vopt.optimizer.environment import ModelFiles, find_model, vllm_version
 from vopt.optimizer.errors import EnvironmentLacks, SearchSpaceError, UsageError
@@ -26,10 +26,13 @@ from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.typed_files import read_typed
 from vopt.search_spaces.arguments import Arguments, stored_arguments, stored_versions
 from vopt.search_spaces.choices import parse_setting, split_settings
+from vopt.search_spaces.circumstances import Circumstances
 from vopt.search_spaces.defaults import Gpu
 from vopt.search_spaces.model import ShapeError, shape_from_config
 from vopt.search_spaces.parse import SpaceFileError, canonical
+from vopt.search_spaces.rules import rule_violations
 from vopt.search_spaces.shape import ModelShape
+from vopt.search_spaces.subject import Subject as SpaceSubject
 
 NEWEST = "0.33.0"
 
@@ -93,22 +96,35 @@ class Subject:
         return str(names[0]) if names and names[0] else self.model.name
 
 
-def find_subject(options: SpaceOptions | BenchOptions, say: Callable[[str], None] = lambda _: None) -> Subject:
+def interpreter_of(options: SpaceOptions | BenchOptions) -> str:
+    """The interpreter that has vLLM: ``--python``, else this one."""
+    return str(options.python) if options.python else sys.executable
+
+
+def find_subject(
+    options: SpaceOptions | BenchOptions, say: Callable[[str], None] = lambda _: None, probe: VllmProbe | None = None
+) -> Subject:
     """Everything above from what was typed, before any engine starts.
+
+    ``probe`` is a child of ``interpreter_of(options)`` for whoever has further questions; without one its own ends here.
 
     Raises:
         UsageError: a model, command or argument that cannot be meant.
         EnvironmentLacks: no vLLM, no GPU, no network where one is needed.
     """
-    python = str(options.python) if options.python else sys.executable
+    if probe is None:
+        with VllmProbe(interpreter_of(options)) as probe:
+            return find_subject(options, say, probe)
+    python = probe.python
     if shutil.which(python) is None:
         raise UsageError(
             f"--python {python}: no program that can be run", hint="--python PATH/bin/python of an environment with vLLM"
         )
     machine = find_machine(options.simulate, options.gpus, python)
     if not machine.simulated:
+        probe.wake()
         say(f"asking the vLLM of {python} for its arguments and for its view of the model")
-    schema = find_arguments(python, machine, options.vllm_version, installed=options.python is not None)
+    schema = find_arguments(probe, machine, options.vllm_version, installed=options.python is not None)
     command = _command(options, schema)
     name = _model_name(options.model, command)
     fixed, front_end = _set_arguments(options.set, schema)
@@ -117,14 +133,22 @@ def find_subject(options: SpaceOptions | BenchOptions, say: Callable[[str], None
         shape: ModelShape | None = shape_from_config(model.config, name)
     except ShapeError as error:
         if machine.simulated:
-            raise UsageError(f"{name} cannot be simulated: {error}") from None
-        if isinstance(options, SpaceOptions) and not options.no_memory_check:
+            beside = "; --no-memory-check leaves out the filter, not the simulation" if _unchecked(options) else ""
+            raise UsageError(
+                f"{name} cannot be simulated: an engine's times and memory are computed from the model's shape, and from its "
+                f"config.json vopt {error}{beside}",
+                hint="leave --simulate out and add --no-memory-check   # a real engine needs no shape; "
+                "or simulate a model like Qwen/Qwen3-8B",
+            ) from None
+        if isinstance(options, SpaceOptions) and not _unchecked(options):
             raise UsageError(
                 f"what the memory of {name} would hold is not known: {error}",
                 hint="--no-memory-check   # goes on without the memory filter: configurations that cannot fit are tried too",
             ) from None
         shape = None
-    resolved = {} if machine.simulated else ask_engine(python, model, fixed | command.config, fixed)
+    if machine.simulated:
+        refuse_out_of_range(fixed | command.config, SpaceSubject(schema, machine.gpu or Gpu("", 0), shape, machine.count))
+    resolved = {} if machine.simulated else ask_engine(probe, model, fixed | command.config, fixed)
     front = (*command.front_end, *front_end)
     if front:
         say(f"{shell_line(front)}: for the server in front of the engine: in served and exported commands, not in-process")
@@ -143,21 +167,39 @@ def find_subject(options: SpaceOptions | BenchOptions, say: Callable[[str], None
     )
 
 
-def ask_engine(python: str, model: ModelFiles, config: EngineConfig, fixed: EngineConfig) -> Mapping[str, Any]:
-    """What the installed vLLM makes of ``fixed``, asked in a child process off the GPU.
+OUT_OF_RANGE = ("size_below_one", "utilization_out_of_range")
+
+
+def refuse_out_of_range(config: EngineConfig, subject: SpaceSubject) -> None:
+    """What no vLLM takes, where none is asked. What only does not fit together is a baseline that a search repairs.
+
+    Raises:
+        UsageError: a value that lies outside what its argument can be.
+    """
+    for violation in rule_violations(config, Circumstances(subject).facts()):
+        if violation.rule in OUT_OF_RANGE:
+            raise UsageError(f"vLLM refuses this: {violation.detail}", hint="vopt space --check 'vllm serve …'")
+
+
+def _unchecked(options: SpaceOptions | BenchOptions) -> bool:
+    """Whether ``--no-memory-check`` was typed; ``bench`` has no filter that it could leave out."""
+    return isinstance(options, SpaceOptions) and options.no_memory_check
+
+
+def ask_engine(probe: VllmProbe, model: ModelFiles, config: EngineConfig, fixed: EngineConfig) -> Mapping[str, Any]:
+    """What the installed vLLM makes of ``fixed``.
 
     Raises:
         UsageError: vLLM refuses ``config``, the baseline of every trial, in its own words.
     """
     name = str(model.directory or model.name)
-    with VllmJudge(python) as judge:
-        verdict = judge.ask(name, config)
-        if not verdict.accepted:
-            raise UsageError(
-                f"vLLM refuses this model or these arguments: {verdict.reason}",
-                hint="vopt space --check 'vllm serve …' takes a command apart",
-            )
-        return verdict.resolved if config == fixed else judge.ask(name, fixed).resolved
+    verdict = probe.ask(name, config)
+    if not verdict.accepted:
+        raise UsageError(
+            f"vLLM refuses this model or these arguments: {verdict.reason}",
+            hint="vopt space --check 'vllm serve …' takes a command apart",
+        )
+    return verdict.resolved if config == fixed else probe.ask(name, fixed).resolved
 
 
 def find_machine(simulate: str | None, wanted_gpus: str | None, python: str) -> Machine:
@@ -203,7 +245,10 @@ def _chosen(seen: Sequence[gpus.Gpu], wanted: str | None) -> list[gpus.Gpu]:
     by_name = {str(gpu.index): gpu for gpu in seen} | {gpu.uuid: gpu for gpu in seen}
     names = [word.strip() for word in wanted.split(",") if word.strip()]
     if unknown := [name for name in names if name not in by_name] or ([] if names else [wanted]):
-        raise UsageError(f"--gpus {wanted}: there is no GPU {unknown[0]!r}; there are {', '.join(str(g.index) for g in seen)}")
+        raise UsageError(
+            f"--gpus {wanted}: there is no GPU {unknown[0]!r}; there are {', '.join(str(g.index) for g in seen)}",
+            hint=f"--gpus {seen[0].index}",
+        )
     chosen = [by_name[name] for name in names]
     for gpu in chosen:  # memory alone may be a screen's; somebody's work would be slowed down, or killed for its memory
         if gpu.holders:
@@ -214,9 +259,9 @@ def _chosen(seen: Sequence[gpus.Gpu], wanted: str | None) -> list[gpus.Gpu]:
     return chosen
 
 
-def find_arguments(python: str, machine: Machine, version: str | None, *, installed: bool = False) -> Arguments:
+def find_arguments(probe: VllmProbe, machine: Machine, version: str | None, *, installed: bool = False) -> Arguments:
     """The arguments of the installed vLLM; for a simulation those of a stored release, or with ``installed`` those of the vLLM
-    that ``python`` has."""
+    of ``probe``."""
     if machine.simulated and not installed:
         try:
             return stored_arguments(version or NEWEST)
@@ -229,7 +274,7 @@ def find_arguments(python: str, machine: Machine, version: str | None, *, instal
             else "without --simulate the installed vLLM is asked itself"
         )
         raise UsageError(f"--vllm-version {version}: {why}", hint="leave --vllm-version out")
-    return read_arguments(python, cache=cache_root() / "arguments")
+    return probe.arguments(cache_root() / "arguments")
 
 
 def _command(options: SpaceOptions | BenchOptions, schema: Arguments) -> LaunchCommand:
@@ -237,7 +282,7 @@ def _command(options: SpaceOptions | BenchOptions, schema: Arguments) -> LaunchC
     words = list(options.command or ())
     from_file: Path | None = getattr(options, "from_file", None)
     if words and from_file is not None:
-        raise UsageError("the command in use is given twice: by --from and after --")
+        raise UsageError("the command in use is given twice: by --from and after --", hint="leave one of them out")
     if from_file is not None:
         return _command_of_file(from_file, schema)
     if words and not _is_command(words, options):
@@ -269,13 +314,16 @@ def serve_line(text: str, where: str) -> str:
         if not line.startswith("#") and ("vllm serve" in line or "api_server" in line or CONTAINER_RUN.search(line))
     ]
     if len(found) != 1:
-        raise UsageError(f"{where}: holds {len(found)} 'vllm serve' commands; give a file with one")
+        raise UsageError(
+            f"{where}: holds {len(found)} 'vllm serve' commands; give a file with one",
+            hint="vllm serve MODEL --flag …   # one line, or several joined by a backslash",
+        )
     return found[0].removeprefix("exec ")
 
 
 def _model_name(given: str | None, command: LaunchCommand) -> str:
     if given and command.model and given != command.model:
-        raise UsageError(f"two models are named: --model {given}, and {command.model} in the command")
+        raise UsageError(f"two models are named: --model {given}, and {command.model} in the command", hint="leave --model out")
     name = given or command.model
     if not name:
         raise UsageError("no model is named", hint="vopt search --goal throughput --model Qwen/Qwen3-8B")

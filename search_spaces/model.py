@@ -10,6 +10,7 @@ from importlib import resources
 from typing import Any
 
 from vopt.search_spaces.quantized import read_quantization
+from vopt.search_spaces.reading import LARGEST, Config, count, entries, integer, section
 from vopt.search_spaces.shape import (
     DTYPE_BYTES,
     Experts,
@@ -22,7 +23,8 @@ from vopt.search_spaces.shape import (
 
 __all__ = ["ModelShape", "ShapeError", "known_config", "known_model", "known_models", "shape_from_config", "shape_from_text"]
 
-Config = Mapping[str, Any]
+MOST_LAYERS = 10_000
+"""Each layer is listed by its kind."""
 
 KNOWN_TYPES = frozenset(
     {
@@ -92,9 +94,13 @@ def shape_from_config(config: Config, name: str = "") -> ModelShape:
     outer = str(config.get("model_type") or kind)
     if kind not in KNOWN_TYPES:
         raise ShapeError("the architecture", f"model_type {kind!r} is not one whose layers are known here")
-    layers = _integer(text, "num_hidden_layers")
-    q_heads = _integer(text, "num_attention_heads")
-    hidden = _integer(text, "hidden_size")
+    layers = integer(text, "num_hidden_layers")
+    if layers > MOST_LAYERS:
+        raise ShapeError("num_hidden_layers", f"num_hidden_layers = {layers} is more than {MOST_LAYERS}")
+    q_heads = integer(text, "num_attention_heads")
+    hidden = integer(text, "hidden_size")
+    if q_heads > hidden:
+        raise ShapeError("head_dim", f"num_attention_heads = {q_heads} is more than hidden_size = {hidden}")
     linear = _linear(text)
     kinds = _layer_kinds(text, layers, kind, linear is not None)
     dtype = str(text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype") or "bfloat16")
@@ -109,10 +115,10 @@ def shape_from_config(config: Config, name: str = "") -> ModelShape:
         hidden=hidden,
         layer_kinds=kinds,
         q_heads=q_heads,
-        kv_heads=_integer(text, "num_key_value_heads", default=q_heads),
-        head_dim=_integer(text, "head_dim", default=hidden // q_heads),
-        ffn=_integer(text, "intermediate_size", default=0 if experts and experts.layers == layers else None),
-        vocab=_integer(text, "vocab_size"),
+        kv_heads=integer(text, "num_key_value_heads", default=q_heads),
+        head_dim=integer(text, "head_dim", default=hidden // q_heads),
+        ffn=integer(text, "intermediate_size", default=0 if experts and experts.layers == layers else None),
+        vocab=integer(text, "vocab_size"),
         max_position=_max_position(text),
         dtype=dtype,
         tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", _tied_by_default(kind)))),
@@ -121,8 +127,8 @@ def shape_from_config(config: Config, name: str = "") -> ModelShape:
         latent=_latent(text),
         linear=linear,
         experts=experts,
-        mtp_layers=int(text.get("mtp_num_hidden_layers") or text.get("num_nextn_predict_layers") or 0),
-        quantization=read_quantization(config.get("quantization_config") or text.get("quantization_config"), dtype),
+        mtp_layers=count(text, "mtp_num_hidden_layers", "num_nextn_predict_layers"),
+        quantization=read_quantization(section(config, "quantization_config") or section(text, "quantization_config"), dtype),
         multimodal=isinstance(vision, Mapping),
         vision_params=_vision_params(vision) if isinstance(vision, Mapping) else 0,
     )
@@ -135,25 +141,15 @@ def _text_config(config: Config) -> Config:
     return config
 
 
-def _integer(config: Config, key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    if value is None:
-        if default is not None:
-            return default
-        raise ShapeError(key, f"config.json of model_type {config.get('model_type')!r} has no {key!r}")
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ShapeError(key, f"{key} = {value!r} is not a positive integer")
-    return value
-
-
 def _max_position(text: Config) -> int:
     """The context length: YaRN's factor is in ``max_position_embeddings`` already unless the original length is given."""
-    length = _integer(text, "max_position_embeddings")
-    scaling = text.get("rope_scaling") or {}
-    if isinstance(scaling, Mapping) and scaling.get("rope_type", scaling.get("type")) == "yarn":
-        original = scaling.get("original_max_position_embeddings")
-        if original is not None:
-            return max(length, int(original * scaling.get("factor", 1)))
+    length = integer(text, "max_position_embeddings")
+    scaling = section(text, "rope_scaling")
+    if scaling.get("rope_type", scaling.get("type")) == "yarn" and scaling.get("original_max_position_embeddings") is not None:
+        factor = scaling.get("factor", 1)
+        if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 1 <= factor < LARGEST:
+            raise ShapeError("max_position_embeddings", f"rope_scaling.factor = {factor!r} is not a number from 1 on")
+        return max(length, int(integer(scaling, "original_max_position_embeddings") * factor))
     return length
 
 
@@ -162,17 +158,17 @@ def _tied_by_default(kind: str) -> bool:
 
 
 def _layer_kinds(text: Config, layers: int, kind: str, linear: bool) -> tuple[LayerKind, ...]:
-    if (types := text.get("layer_types")) is not None:
-        kinds = tuple(_layer_kind(entry) for entry in types)
+    if text.get("layer_types") is not None:
+        kinds = tuple(_layer_kind(entry) for entry in entries(text, "layer_types"))
         if len(kinds) < layers:
             raise ShapeError("the layer kinds", f"layer_types names {len(kinds)} of {layers} layers")
         return _without_unused_window(text, kinds[:layers])
     if linear:
-        interval = _integer(text, "full_attention_interval", default=4)
+        interval = integer(text, "full_attention_interval", default=4)
         return tuple(LayerKind.FULL if (i + 1) % interval == 0 else LayerKind.LINEAR for i in range(layers))
     if text.get("sliding_window") is None or not text.get("use_sliding_window", True):
         return (LayerKind.FULL,) * layers
-    pattern = text.get("sliding_window_pattern") or {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2}.get(kind)
+    pattern = count(text, "sliding_window_pattern") or {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2}.get(kind)
     if pattern:
         return tuple(LayerKind.FULL if (i + 1) % pattern == 0 else LayerKind.SLIDING for i in range(layers))
     return (LayerKind.SLIDING,) * layers
@@ -197,36 +193,39 @@ def _without_unused_window(text: Config, kinds: tuple[LayerKind, ...]) -> tuple[
 
 
 def _window(text: Config) -> int:
-    return _integer(text, "sliding_window" if text.get("sliding_window") is not None else "attention_chunk_size")
+    return integer(text, "sliding_window" if text.get("sliding_window") is not None else "attention_chunk_size")
 
 
 def _latent(text: Config) -> LatentAttention | None:
     if text.get("kv_lora_rank") is None:
         return None
     return LatentAttention(
-        kv_rank=_integer(text, "kv_lora_rank"),
-        rope_dim=_integer(text, "qk_rope_head_dim"),
-        nope_dim=_integer(text, "qk_nope_head_dim"),
-        v_dim=_integer(text, "v_head_dim"),
-        q_rank=text.get("q_lora_rank"),
+        kv_rank=integer(text, "kv_lora_rank"),
+        rope_dim=integer(text, "qk_rope_head_dim"),
+        nope_dim=integer(text, "qk_nope_head_dim"),
+        v_dim=integer(text, "v_head_dim"),
+        q_rank=count(text, "q_lora_rank") or None,
     )
 
 
 def _linear(text: Config) -> LinearAttention | None:
     if text.get("linear_num_value_heads") is None:
-        if "linear_attention" in (text.get("layer_types") or ()):
+        if "linear_attention" in entries(text, "layer_types"):
             raise ShapeError(
                 "the linear-attention state", "layer_types names linear_attention, linear_num_value_heads is absent"
             )
         return None
+    # Qwen3-Next says nothing and vLLM then keeps the model's dtype; Qwen3.5 asks for float32.
+    state_dtype = str(text.get("mamba_ssm_dtype") or text.get("dtype") or text.get("torch_dtype") or "bfloat16")
+    if state_dtype.removeprefix("torch.") not in DTYPE_BYTES:
+        raise ShapeError("the linear-attention state", f"dtype {state_dtype!r} is not one whose size is known here")
     return LinearAttention(
-        k_heads=_integer(text, "linear_num_key_heads"),
-        v_heads=_integer(text, "linear_num_value_heads"),
-        k_dim=_integer(text, "linear_key_head_dim"),
-        v_dim=_integer(text, "linear_value_head_dim"),
-        conv_width=_integer(text, "linear_conv_kernel_dim", default=4),
-        # Qwen3-Next says nothing and vLLM then keeps the model's dtype; Qwen3.5 asks for float32.
-        state_dtype=str(text.get("mamba_ssm_dtype") or text.get("dtype") or text.get("torch_dtype") or "bfloat16"),
+        k_heads=integer(text, "linear_num_key_heads"),
+        v_heads=integer(text, "linear_num_value_heads"),
+        k_dim=integer(text, "linear_key_head_dim"),
+        v_dim=integer(text, "linear_value_head_dim"),
+        conv_width=integer(text, "linear_conv_kernel_dim", default=4),
+        state_dtype=state_dtype.removeprefix("torch."),
     )
 
 
@@ -234,23 +233,23 @@ def _experts(text: Config, layers: int, kind: str) -> Experts | None:
     key = next((k for k in ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts") if text.get(k)), None)
     if key is None:
         return None
-    width = _integer(text, "moe_intermediate_size", default=_integer(text, "intermediate_size", default=0) or None)
-    shared = int(text.get("shared_expert_intermediate_size") or 0)
-    shared = shared or width * int(text.get("n_shared_experts") or text.get("moe_num_shared_experts") or 0)
-    dense = set(text.get("mlp_only_layers") or ()) | set(range(int(text.get("first_k_dense_replace") or 0)))
-    step = int(text.get("decoder_sparse_step") or text.get("moe_layer_freq") or 1)
-    moe_layers = sum(1 for i in range(layers) if i not in dense and (i + 1) % step == 0)
+    width = count(text, "moe_intermediate_size") or integer(text, "intermediate_size")
+    shared = count(text, "shared_expert_intermediate_size")
+    shared = shared or width * count(text, "n_shared_experts", "moe_num_shared_experts")
+    dense, first = entries(text, "mlp_only_layers"), count(text, "first_k_dense_replace")
+    step = count(text, "decoder_sparse_step", "moe_layer_freq") or 1
+    moe_layers = sum(1 for i in range(first, layers) if i not in dense and (i + 1) % step == 0)
     per_token = next((k for k in ("num_experts_per_tok", "moe_k", "experts_per_token") if text.get(k)), "num_experts_per_tok")
-    return Experts(_integer(text, key), _integer(text, per_token), width, shared, moe_layers)
+    return Experts(integer(text, key), integer(text, per_token), width, shared, moe_layers)
 
 
 def _vision_params(vision: Config) -> int:
     """A vision transformer with a merger: weights only, since its work belongs to requests with images."""
-    hidden = int(vision.get("hidden_size") or vision.get("embed_dim") or 0)
-    depth = int(vision.get("depth") or vision.get("num_hidden_layers") or 0)
-    inner = int(vision.get("intermediate_size") or 4 * hidden)
-    merged = hidden * int(vision.get("spatial_merge_size") or 1) ** 2
-    merger = merged * merged + merged * int(vision.get("out_hidden_size") or hidden)
+    hidden = count(vision, "hidden_size", "embed_dim")
+    depth = count(vision, "depth", "num_hidden_layers")
+    inner = count(vision, "intermediate_size") or 4 * hidden
+    merged = hidden * (count(vision, "spatial_merge_size") or 1) ** 2
+    merger = merged * merged + merged * (count(vision, "out_hidden_size") or hidden)
     return depth * (4 * hidden * hidden + 2 * hidden * inner) + merger
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
+from vopt.search_spaces.reading import Config, count, entries, section
 from vopt.search_spaces.shape import DTYPE_BYTES, Quantization, ShapeError
-
-Config = Mapping[str, Any]
 
 COMPONENT_NAMES = {
     "attention": ("self_attn", "attention"),
@@ -18,6 +17,7 @@ COMPONENT_NAMES = {
     "shared_experts": ("shared_expert", "shared_experts"),
     "mtp": ("mtp",),
 }
+EXCLUSIONS = ("modules_to_not_convert", "ignore", "exclude_modules")
 NEVER_QUANTIZED = frozenset({"embeddings", "head", "router", "vision"})
 
 
@@ -26,11 +26,7 @@ def read_quantization(config: Config | None, dtype: str) -> Quantization | None:
         return None
     method = str(config.get("quant_method") or config.get("quant_algo") or "")
     bits, overhead = _bits(config, method)
-    skipped = [
-        *(config.get("modules_to_not_convert") or ()),
-        *(config.get("ignore") or ()),
-        *(config.get("exclude_modules") or ()),
-    ]
+    skipped = [str(entry) for key in EXCLUSIONS for entry in entries(config, key)]
     kept = NEVER_QUANTIZED | {part for part, names in COMPONENT_NAMES.items() if _covers(skipped, names)}
     if method == "mxfp4":  # gpt-oss quantizes its experts alone
         kept |= {"attention", "mlp", "shared_experts"}
@@ -41,12 +37,14 @@ def _bits(config: Config, method: str) -> tuple[float, float]:
     """(bits of a weight, bytes of scales and zero points per weight)."""
     match method.lower():
         case "fp8" | "fbgemm_fp8":
-            block = config.get("weight_block_size")
-            return 8, 4 / (block[0] * block[1]) if block else 0.0
+            block = entries(config, "weight_block_size")
+            if block and not all(isinstance(side, int) and side > 0 for side in block):
+                raise ShapeError("the weights' size", f"weight_block_size = {list(block)!r} is not a list of positive integers")
+            return 8, 4 / math.prod(block) if block else 0.0
         case "awq" | "gptq" | "auto-round" | "intel/auto-round":
-            group = int(config.get("group_size") or config.get("q_group_size") or 128)
-            bits = int(config.get("bits") or config.get("w_bit") or 4)
-            return bits, (2 + bits / 8) / group if group > 0 else 0.0
+            bits = count(config, "bits", "w_bit") or 4
+            group = _group(config, "group_size", "q_group_size", default=128)
+            return bits, (2 + bits / 8) / group if group else 0.0
         case "mxfp4":
             return 4, 1 / 32
         case "modelopt" | "nvfp4" | "modelopt_fp4":
@@ -55,13 +53,21 @@ def _bits(config: Config, method: str) -> tuple[float, float]:
         case "bitsandbytes":
             return (4, 4 / 64) if config.get("load_in_4bit") else (8, 0.0)
         case "compressed-tensors":
-            for group in (config.get("config_groups") or {}).values():
-                weights = group.get("weights") or {}
-                size = weights.get("group_size")
-                return int(weights.get("num_bits", 8)), 2 / size if size and size > 0 else 0.0
+            groups = section(config, "config_groups")
+            if groups:  # the first stands for all
+                weights = section(section(groups, next(iter(groups))), "weights")
+                group = _group(weights, "group_size", default=0)
+                return count(weights, "num_bits") or 8, 2 / group if group else 0.0
         case _:
             pass
     raise ShapeError("the weights' size", f"quantization method {method!r} is not known here")
+
+
+def _group(config: Config, *keys: str, default: int) -> int:
+    """Weights that share a scale; 0 where a whole channel does, which is stated as -1."""
+    if any(config.get(key) == -1 for key in keys):
+        return 0
+    return count(config, *keys) or default
 
 
 def _covers(skipped: Iterable[str], names: tuple[str, ...]) -> bool:

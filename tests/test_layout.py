@@ -65,3 +65,17 @@ def test_third_party_packages_are_imported_where_they_belong() -> None:
 def test_no_module_has_a_name_that_says_nothing() -> None:
     empty = {"utils", "helpers", "common", "manager", "handler", "misc", "base_utils"}
     assert [str(path) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if path.stem in empty] == []
+
+
+EXPECTED_ERRORS = ("UsageError", "SearchSpaceError", "EnvironmentLacks", "NothingFeasible", "GateFailed")
+
+
+def test_every_expected_error_says_what_to_type_next() -> None:
+    bare = [
+        f"{path.relative_to(ROOT)}:{call.lineno}"
+        for path in sorted((ROOT / "optimizer").rglob("*.py"))
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in EXPECTED_ERRORS
+        if not any(keyword.arg == "hint" for keyword in call.keywords)
+    ]
+    assert bare == []

@@ -1,18 +1,22 @@
-"""The installed vLLM's arguments and its verdict on a configuration, from child processes: this process never imports it.
+"""The installed vLLM's arguments and its verdict on a configuration, from one child process: this process never imports it.
 
-``read_arguments`` runs ``arguments_probe.py`` with the chosen interpreter and keeps its answer on disk, keyed by
-interpreter, vLLM version and the time of its last installation. ``VllmJudge`` keeps one child for many questions.
+An import of vLLM takes 13 to 21 s on a host with an H200, so a search pays for one: its ``VllmProbe`` answers the questions
+about arguments, model and configurations until the search ends. The arguments are kept on disk, keyed by interpreter, vLLM
+folder and the time of its last installation.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +27,9 @@ from vopt.optimizer.errors import EnvironmentLacks
 from vopt.search_spaces.arguments import Arguments
 
 PROBE = Path(__file__).with_name("arguments_probe.py")
+PATIENCE_S = 10.0
+"""Most that a killed child is waited for."""
+
 LOCATE = (
     "import importlib.util as u, os, sys, json\n"
     "s = u.find_spec('vllm')\n"
@@ -58,35 +65,25 @@ def read_arguments(
     timeout_s: float = 180.0,
     environment: Mapping[str, str] | None = None,
 ) -> Arguments:
-    """The arguments of the vLLM that ``python`` imports; ``EnvironmentLacks`` when it has none or it cannot be asked."""
-    located = _located(python, timeout_s, environment)
-    if not located[1]:
-        raise EnvironmentLacks(
-            f"{python} has no vLLM",
-            hint="install vllm there, name another interpreter with --python, or work without an engine: --simulate GPU",
-        )
-    stored = _cache_file(cache, located)
-    if stored is not None and (document := _read(stored)) is not None:
-        return Arguments.from_json(document, source=f"vLLM {document['version']} of {python}")
-    document = _probe(python, timeout_s, environment)
-    if stored is not None:
-        _write(stored, document)
-    return Arguments.from_json(document, source=f"vLLM {document['version']} of {python}")
+    """``VllmProbe.arguments`` of a child that answers nothing else."""
+    with VllmProbe(python, timeout_s=timeout_s, environment=environment) as probe:
+        return probe.arguments(cache)
 
 
-class VllmJudge:
-    """One child process that answers questions about configurations; starts with the first one, ends with ``close``.
+class VllmProbe:
+    """One child process that imports vLLM and answers many questions; from ``wake`` or the first of them to ``close``.
 
     The child runs on the platform that the interpreter has: a CUDA host's defaults on a CUDA host, the CPU's on a CPU build
-    (whose verdict must not be taken for a GPU's: check ``Arguments.device``). CUDA is never initialised by it.
+    (whose verdict must not be taken for a GPU's: check ``Arguments.device``). CUDA is never initialised by it. It leads its
+    own process group and kills it when this process is gone, however that ended. One that died between two questions is
+    replaced; one that dies or stays silent over a question is an ``EnvironmentLacks`` that says which.
     """
 
     def __init__(self, python: str, *, timeout_s: float = 180.0, environment: Mapping[str, str] | None = None) -> None:
-        self._python = python
+        self.python = python
         self._timeout_s = timeout_s
-        self._environment = dict(environment or {})
-        self._child: subprocess.Popen[str] | None = None
-        self._answers: queue.Queue[str | None] = queue.Queue()
+        self._environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", **(environment or {})}
+        self._child: _Child | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -94,113 +91,195 @@ class VllmJudge:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    def wake(self) -> None:
+        """Start the import now, while this process has other things to do. ``EnvironmentLacks``: no such interpreter."""
+        if self._child is not None and self._child.ended is not None:
+            self.close()
+        if self._child is None:
+            self._child = _Child(self.python, self._environment)
+
+    def arguments(self, cache: Path | None = None) -> Arguments:
+        """The arguments of the vLLM that ``python`` imports, from below ``cache`` where they were asked for before.
+
+        ``EnvironmentLacks`` when it has none or cannot be asked.
+        """
+        located = self._located()
+        if not located[1]:
+            raise EnvironmentLacks(
+                f"{self.python} has no vLLM",
+                hint="install vllm there, name another interpreter with --python, or work without an engine: --simulate GPU",
+            )
+        stored = _cache_file(cache, located)
+        document = _read(stored) if stored is not None else None
+        if document is None:
+            answer = self._exchange({"schema": True}, "its arguments")
+            if not answer["ok"]:
+                raise EnvironmentLacks(
+                    f"the vLLM of {self.python} cannot be asked for its arguments: {answer['kind']}: {answer['message']}",
+                    hint="vopt doctor   # says which vLLM it is, and which ones are known",
+                )
+            document = answer["schema"]
+            if stored is not None:
+                _write(stored, document)
+        return Arguments.from_json(document, source=f"vLLM {document['version']} of {self.python}")
+
     def ask(self, model: str, config: Mapping[str, Any]) -> EngineVerdict:
         """Whether vLLM makes an engine configuration of this; ``EnvironmentLacks`` when the child cannot answer."""
         engine = {name: value for name, value in config.items() if not name.startswith("env:")}
-        answer = self._exchange({"model": model, "config": engine})
+        answer = self._exchange({"model": model, "config": engine}, "a configuration")
         return EngineVerdict(answer["ok"], answer.get("kind", ""), answer.get("message", ""), answer.get("resolved", {}))
 
     def read_back(self, argv: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
         """(what vLLM's own parser makes of these words, ``""``), or (``None``, why it refuses them)."""
-        answer = self._exchange({"argv": list(argv)})
+        answer = self._exchange({"argv": list(argv)}, "a command")
         return (answer["given"], "") if answer["ok"] else (None, answer.get("message", ""))
 
     def close(self) -> None:
-        """Ends the child. Idempotent."""
+        """Ends the child and whatever it started. Idempotent."""
         child, self._child = self._child, None
-        if child is None:
-            return
-        if child.stdin is not None:
-            child.stdin.close()
-        try:
-            child.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-        if child.stdout is not None:
-            child.stdout.close()
+        if child is not None:
+            child.end()
 
-    def _exchange(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        child = self._started()
-        assert child.stdin is not None
+    def _exchange(self, question: Mapping[str, Any], about: str) -> dict[str, Any]:
+        """One question and its answer; ``EnvironmentLacks``: the child cannot import vLLM, died over it, or stayed silent."""
+        self.wake()
+        assert self._child is not None
         try:
-            child.stdin.write(json.dumps(question) + "\n")
-            child.stdin.flush()
-            line = self._answers.get(timeout=self._timeout_s)
-        except (BrokenPipeError, queue.Empty):
+            answer = self._child.answer(question, self._timeout_s)
+        except queue.Empty:
+            why = f"gave no answer about {about} within {self._timeout_s:g} s"
+        except _Died as died:
+            why = f"died over a question about {about} ({died})"
+        else:
+            if "broken" not in answer:
+                return answer
+            why = f"cannot be imported: {answer['broken']}"
+        self.close()
+        raise EnvironmentLacks(
+            f"the vLLM of {self.python} {why}",
+            hint=f"{self.python} -c 'import vllm.engine.arg_utils'   # without a GPU only vLLM's CPU build can be imported",
+        )
+
+    def _located(self) -> list[Any]:
+        """[interpreter, folder of vllm ("" without), time of its last change]; asked without importing it."""
+        try:
+            done = subprocess.run(
+                [self.python, "-c", LOCATE],
+                capture_output=True,
+                text=True,
+                timeout=self._timeout_s,
+                check=False,
+                env=self._environment,
+            )
+            located: list[Any] = json.loads(done.stdout)
+        except OSError as error:
+            raise _no_interpreter(self.python, error) from error
+        except subprocess.TimeoutExpired as error:
+            raise EnvironmentLacks(
+                f"{self.python} did not answer within {self._timeout_s:g} s", hint=f"{self.python} --version"
+            ) from error
+        except ValueError as error:
+            said = _last_line(done.stderr) or _last_line(done.stdout) or "nothing"
+            raise EnvironmentLacks(
+                f"{self.python} cannot be asked where its vLLM is (exit code {done.returncode}): {said}",
+                hint="--python wants the path of a Python 3.11 or later",
+            ) from error
+        return located
+
+
+class _Died(Exception):
+    """The child ended instead of answering; the text says how."""
+
+
+class _Child:
+    """The process: questions go in as JSON lines, answers come out as JSON lines; what it logs is kept for its last line.
+
+    It is waited for by ``end`` alone: until then its number, which is its group's too, is nobody else's.
+    """
+
+    def __init__(self, python: str, environment: Mapping[str, str]) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end
+        try:
+            self._process = subprocess.Popen(
+                [python, "-c", PROBE.read_text(encoding="utf-8"), "ask"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                text=True,
+                start_new_session=True,
+                env=environment,
+            )
+        except OSError as error:
+            self._log.close()
+            raise _no_interpreter(python, error) from error
+        self._answers: queue.Queue[str | None] = queue.Queue()
+        self._pump = threading.Thread(target=self._read, daemon=True)
+        self._pump.start()
+
+    def answer(self, question: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """``queue.Empty`` when there is none in time, ``_Died`` when there can be none."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+            line = self._answers.get(timeout=timeout_s)
+        except BrokenPipeError:
             line = None
         if line is None:
-            self.close()
-            raise EnvironmentLacks(
-                f"the vLLM of {self._python} gave no answer about a configuration within {self._timeout_s:.0f} s",
-                hint=f"try `{self._python} -c 'import vllm'`",
-            )
+            raise _Died(self._last_words())
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _started(self) -> subprocess.Popen[str]:
-        if self._child is None:
-            self._answers = queue.Queue()
-            self._child = subprocess.Popen(
-                [self._python, "-c", PROBE.read_text(encoding="utf-8"), "ask"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                start_new_session=True,
-                env=_child_environment(self._environment),
-            )
-            threading.Thread(target=_pump, args=(self._child, self._answers), daemon=True).start()
-        return self._child
+    @property
+    def ended(self) -> str | None:
+        """How it ended; ``None`` while it lives."""
+        seen = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if seen is None:
+            return None
+        return f"exit code {seen.si_status}" if seen.si_code == os.CLD_EXITED else signal.Signals(seen.si_status).name
+
+    def end(self) -> None:
+        """Kills it and whatever it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=PATIENCE_S)
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # a question that it never read
+                self._process.stdin.close()
+        self._pump.join(PATIENCE_S)
+        if self._process.stdout is not None and not self._pump.is_alive():
+            self._process.stdout.close()
+        self._log.close()
+
+    def _read(self) -> None:
+        """Moves the child's lines into a queue, so that waiting for one can time out."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._answers.put(line)
+        self._answers.put(None)
+
+    def _last_words(self) -> str:
+        """Its output is at its end, so is the process, or nearly."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (how := self.ended) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._log.seek(0)
+        said = _last_line(self._log.read().decode(errors="replace"))
+        return ": ".join(words for words in (how or "its output ended", said) if words)
 
 
-def _pump(child: subprocess.Popen[str], answers: queue.Queue[str | None]) -> None:
-    """Moves the child's lines into a queue, so that waiting for one can time out."""
-    assert child.stdout is not None
-    try:
-        for line in child.stdout:
-            answers.put(line)
-    except ValueError:  # closed while reading
-        pass
-    answers.put(None)
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""
 
 
-def _child_environment(more: Mapping[str, str]) -> dict[str, str]:
-    return {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", **more}
-
-
-def _run(words: list[str], timeout_s: float, environment: Mapping[str, str] | None) -> str:
-    """Standard output of a child; its last words in ``EnvironmentLacks`` when it fails."""
-    try:
-        done = subprocess.run(
-            words, capture_output=True, text=True, timeout=timeout_s, check=False, env=_child_environment(environment or {})
-        )
-    except FileNotFoundError as error:
-        raise EnvironmentLacks(f"there is no interpreter {words[0]}", hint="--python wants the path of a Python") from error
-    except subprocess.TimeoutExpired as error:
-        raise EnvironmentLacks(f"{words[0]} did not answer within {timeout_s:.0f} s") from error
-    if done.returncode != 0:
-        tail = [line for line in done.stderr.strip().splitlines() if line.strip()][-1:] or [f"exit code {done.returncode}"]
-        raise EnvironmentLacks(
-            f"the vLLM of {words[0]} cannot be asked for its arguments: {tail[0]}",
-            hint=f"try `{words[0]} -c 'import vllm'`; on a machine without a GPU only vLLM's CPU build can be imported",
-        )
-    return done.stdout
-
-
-def _located(python: str, timeout_s: float, environment: Mapping[str, str] | None) -> list[Any]:
-    """[interpreter, folder of vllm ("" without), time of its last change]."""
-    located: list[Any] = json.loads(_run([python, "-c", LOCATE], timeout_s, environment))
-    return located
-
-
-def _probe(python: str, timeout_s: float, environment: Mapping[str, str] | None) -> dict[str, Any]:
-    text = _run([python, "-c", PROBE.read_text(encoding="utf-8"), "schema"], timeout_s, environment)
-    try:
-        document: dict[str, Any] = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise EnvironmentLacks(f"the vLLM of {python} answered no JSON: {text[:200]!r}") from error
-    return document
+def _no_interpreter(python: str, error: OSError) -> EnvironmentLacks:
+    if isinstance(error, FileNotFoundError):
+        return EnvironmentLacks(f"there is no interpreter {python}", hint="--python wants the path of a Python")
+    return EnvironmentLacks(
+        f"{python} does not run as an interpreter: {error.strerror}", hint="--python wants the path of a Python"
+    )
 
 
 def _cache_file(cache: Path | None, located: list[Any]) -> Path | None:

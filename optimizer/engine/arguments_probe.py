@@ -2,9 +2,11 @@
 
 Run by another process as ``python -c SOURCE schema`` or ``... ask`` (not as a file: its folder holds a module that is
 called ``vllm`` as well); standard library and vllm only, so any interpreter that has vLLM can run it. ``schema`` prints one
-JSON document. ``ask`` answers JSON lines ``{"model": M, "config": {...}}`` with ``{"ok": true, "resolved": {...}}`` or
-``{"ok": false, "kind": K, "message": T}``, without an engine and without weights. vLLM logs to standard output, so the
-answers use a private copy of it.
+JSON document. ``ask`` imports vLLM at once and then answers JSON lines, without an engine and without weights:
+``{"schema": true}`` with ``{"ok": true, "schema": {...}}``, ``{"model": M, "config": {...}}`` with ``{"ok": true, "resolved":
+{...}}`` or ``{"ok": false, "kind": K, "message": T}``, and everything with ``{"broken": T}`` where vLLM cannot be imported.
+vLLM logs to standard output, so the answers use a private copy of it. When the asking process is gone, ``ask`` kills its own
+process group: an import may hang, and vLLM looks into model classes in children of its own.
 """
 
 import argparse
@@ -14,7 +16,10 @@ import enum
 import importlib
 import json
 import os
+import queue
+import signal
 import sys
+import threading
 import typing
 
 FRONT_END_MODULES = (  # where make_arg_parser lives: 0.33, 0.29 to 0.32, up to 0.28
@@ -182,7 +187,9 @@ RESOLVED = {  # EngineArgs name -> (section of VllmConfig, attribute)
 
 
 def ask(question: dict[str, typing.Any]) -> dict[str, typing.Any]:
-    """Whether ``create_engine_config`` takes this configuration, and what it resolves to."""
+    """The arguments; or whether ``create_engine_config`` takes this configuration, and what it resolves to."""
+    if "schema" in question:
+        return {"ok": True, "schema": schema()}
     if "argv" in question:
         return {"ok": True, "given": parse(question["argv"])}
     arguments = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
@@ -207,6 +214,35 @@ def answer(line: str) -> dict[str, typing.Any]:
         return {"ok": False, "kind": type(error).__name__, "message": str(error)}
 
 
+def broken() -> str:
+    """Why vLLM cannot be imported here; empty when it can. Apart from the questions, whose exceptions are verdicts."""
+    try:
+        importlib.import_module("vllm.engine.arg_utils")
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - an import can raise anything
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def listen(lines: "queue.SimpleQueue[str]") -> None:
+    """Hands the questions on; their end means that nobody is left to answer."""
+    for line in sys.stdin:
+        lines.put(line)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
+def serve(out: typing.TextIO) -> None:
+    """Answers until killed, or until the other end of standard input is gone."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=listen, args=(lines,), daemon=True).start()
+    why = broken()
+    while True:
+        line = lines.get()
+        out.write(json.dumps({"broken": why} if why else answer(line), default=as_json) + "\n")
+        out.flush()
+
+
 def main(words: list[str]) -> int:
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -215,10 +251,7 @@ def main(words: list[str]) -> int:
         out.flush()
         return 0
     if words == ["ask"]:
-        for line in sys.stdin:
-            out.write(json.dumps(answer(line), default=as_json) + "\n")
-            out.flush()
-        return 0
+        serve(out)
     sys.stderr.write("usage: arguments_probe.py schema|ask\n")
     return 2
 

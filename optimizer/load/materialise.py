@@ -104,7 +104,8 @@ def _generated(workload: Workload, tokenizer: TextTokenizer | None, seed: int, v
     if shortest < prefix_tokens + HEADER_DIGITS:
         raise UsageError(
             f"the workload {workload.name} has prompts of {shortest} tokens, too few for {prefix_tokens} shared ones "
-            f"and {HEADER_DIGITS} that make each prompt unique"
+            f"and {HEADER_DIGITS} that make each prompt unique",
+            hint=f"give a shared beginning of at most {max(0, shortest - HEADER_DIGITS)} tokens",
         )
     parts["lengths"] = lengths
     if prompts:
@@ -125,7 +126,10 @@ def _recorded(
 ) -> tuple[dict[str, Any], bool, float]:
     """(parts of the source, whether the text is natural, measured reuse) of a recording."""
     if replay and not workload.has_times:
-        raise UsageError(f"the workload {workload.name} has no timestamp on every request, so it cannot be replayed")
+        raise UsageError(
+            f"the workload {workload.name} has no timestamp on every request, so it cannot be replayed",
+            hint="--rate 8   # instead of --arrivals replay",
+        )
     lengths = workload.request_lengths()
     if replay:
         order = sorted(range(len(lengths)), key=lambda i: (workload.recorded[i].at_s or 0.0, i))

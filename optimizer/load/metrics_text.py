@@ -68,7 +68,7 @@ def from_histograms(before: Scrape, after: Scrape, *, seconds: float, name: str 
     of one server are added up. ``UsageError`` when nothing finished in between or a counter was reset.
     """
     if not seconds > 0:
-        raise UsageError(f"the scrapes must be some time apart, got {seconds} seconds")
+        raise UsageError(f"the scrapes must be some time apart, got {seconds} seconds", hint="--for 10m")
     prompts, outputs = _histogram(before, after, PROMPT), _histogram(before, after, OUTPUT)
     requests = round(_change(before, after, PROMPT + "_count") or 0)
     if requests < 1 or not prompts or not outputs:

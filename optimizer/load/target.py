@@ -180,5 +180,5 @@ def _plain(value: object) -> Any:
 def checked_rate(rate: float) -> float:
     """A request rate per second. Raises ``UsageError`` for 0, negative, NaN or infinite ones."""
     if not math.isfinite(rate) or rate <= 0:
-        raise UsageError(f"--rate {rate}: a rate is a finite number of requests per second above 0")
+        raise UsageError(f"--rate {rate}: a rate is a finite number of requests per second above 0", hint="--rate 8")
     return rate

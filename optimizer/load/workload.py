@@ -144,7 +144,10 @@ class Workload:
         """A declared workload; ``UsageError`` for another format. Recorded prompts come back as their lengths."""
         if data.get("format") != FORMAT or data.get("format_version") != FORMAT_VERSION:
             found = f"{data.get('format')!r} version {data.get('format_version')!r}"
-            raise UsageError(f"a workload file has format {FORMAT!r} version {FORMAT_VERSION}, this one says {found}")
+            raise UsageError(
+                f"a workload file has format {FORMAT!r} version {FORMAT_VERSION}, this one says {found}",
+                hint="vopt workload --from-metrics URL   # writes one of this version",
+            )
         try:
             sessions = data.get("sessions")
             return cls(
@@ -158,7 +161,10 @@ class Workload:
                 recorded=tuple(Recorded(**entry) for entry in data.get("recorded", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"the workload file cannot be meant: {type(error).__name__}: {error}") from error
+            raise UsageError(
+                f"the workload file cannot be meant: {type(error).__name__}: {error}",
+                hint="vopt workload --from-metrics URL   # writes a whole one",
+            ) from error
 
 
 def _fixed(prompt: int, output: int) -> Lengths:
@@ -188,12 +194,16 @@ def named(name: str) -> Workload:
     raise UsageError(f"--workload {name}: no file and no workload of that name; there are {', '.join(NAMED)}", hint=hint)
 
 
+PREFIX_EXAMPLE = '{"prefix_tokens": 1024, "suffix_tokens": 128, "prefixes": 10, "output_tokens": 128}'
+
+
 def prefix_repetition(*, prefix_tokens: int, suffix_tokens: int, prefixes: int, output_tokens: int) -> Workload:
     """Prompts that share one of ``prefixes`` beginnings, like the dataset of that name in ``vllm bench serve``."""
     if min(prefix_tokens, prefixes, output_tokens) < 1 or suffix_tokens < HEADER_DIGITS:
         raise UsageError(
             f"prefix repetition needs a prefix, prefixes and output of at least 1 and a suffix of at least {HEADER_DIGITS}, "
-            f"not {prefix_tokens}, {prefixes}, {output_tokens} and {suffix_tokens}"
+            f"not {prefix_tokens}, {prefixes}, {output_tokens} and {suffix_tokens}",
+            hint=PREFIX_EXAMPLE,
         )
     prompt = prefix_tokens + suffix_tokens
     return Workload("prefix-repetition", _fixed(prompt, output_tokens), Reuse(prefixes, prefix_tokens, prefix_tokens / prompt))

@@ -14,6 +14,21 @@ MILLISECONDS_FROM = 1e11
 """Numeric timestamps from this on are milliseconds since 1970: as seconds they would lie in the year 5138."""
 
 
+SAMPLING_RANGES = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "top_k": (-1.0, 2.0**31),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.0, 2.0**31),
+    "seed": (-(2.0**63), 2.0**63),
+}
+"""Least and most that ``SamplingParams._verify_args`` of vLLM 0.32 takes; it refuses a request beyond them."""
+ABOVE_LEAST = ("top_p", "repetition_penalty")
+WHOLE_SAMPLING = ("top_k", "seed")
+
+
 class Unusable(Exception):
     """Why one entry cannot be used."""
 
@@ -129,15 +144,26 @@ def _sampling(entry: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if name == "stop":
             _stop_words(value)
-        elif not _finite(value):
-            raise Unusable(f"{name} = {value!r} is not a number")
-        found[name] = value
+        else:
+            _in_range(name, value)
+        found[name] = int(value) if name in WHOLE_SAMPLING else value
     schema = entry.get("json_schema", entry.get("schema"))
     if schema is not None:
         if not isinstance(schema, Mapping):
             raise Unusable("json_schema is not an object")
         found["structured_outputs"] = {"json": dict(schema)}
     return found
+
+
+def _in_range(name: str, value: Any) -> None:
+    if not _finite(value):
+        raise Unusable(f"{name} = {value!r} is not a number")
+    if name in WHOLE_SAMPLING and value != int(value):
+        raise Unusable(f"{name} = {value!r} is not a whole number")
+    least, most = SAMPLING_RANGES[name]
+    if not least <= value <= most or (name in ABOVE_LEAST and value == least):
+        above = "above" if name in ABOVE_LEAST else "from"
+        raise Unusable(f"{name} = {value!r}: vLLM takes {above} {least:g} to {most:g}")
 
 
 def _stop_words(value: Any) -> None:

@@ -17,7 +17,7 @@ from vopt.optimizer.errors import UsageError
 from vopt.optimizer.load.lengths import Lengths
 from vopt.optimizer.load.source import HEADER_DIGITS
 from vopt.optimizer.load.text import CHARACTERS_PER_TOKEN, TextTokenizer
-from vopt.optimizer.load.workload import FORMAT, Recorded, Workload, prefix_repetition
+from vopt.optimizer.load.workload import FORMAT, PREFIX_EXAMPLE, Recorded, Workload, prefix_repetition
 from vopt.optimizer.load.workload_entries import Draft, Unusable, read_entry
 from vopt.optimizer.typed_files import read_typed
 
@@ -96,8 +96,13 @@ def _declared(text: str) -> Workload | None:
         "output_tokens": "output_len",
     }
     values = {ours: data.get(ours, data.get(theirs)) for ours, theirs in names.items()}
-    if "prompt" in data or any(not isinstance(value, int) or isinstance(value, bool) for value in values.values()):
+    if {"prompt", "prompt_tokens", "messages", "conversations"} & data.keys() or values["prefix_tokens"] is None:
         return None
+    for ours, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise UsageError(
+                f"a prefix repetition needs {ours} (or {names[ours]}) as a whole number, not {value!r}", hint=PREFIX_EXAMPLE
+            )
     return prefix_repetition(**values)
 
 

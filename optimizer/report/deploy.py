@@ -132,7 +132,7 @@ def argv_from_yaml(text: str) -> tuple[str, ...]:
     try:
         mapping = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise UsageError(f"The file is not YAML: {wording.one_line(str(error), 200)}") from error
+        raise UsageError(f"The file is not YAML: {wording.one_line(str(error), 200)}", hint="max-num-seqs: 512") from error
     if not isinstance(mapping, dict):
         raise UsageError("A vLLM configuration file holds a mapping of option names to values.", hint="max-num-seqs: 512")
     words = [*ENTRY]

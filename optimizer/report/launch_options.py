@@ -38,7 +38,7 @@ def options_of(argv: Sequence[str]) -> tuple[str | None, list[tuple[str, list[st
                 name, equals, value = "--optimization-level", "=", name[2:]
             options.append((name, [value] if equals else []))
         elif not options:
-            raise UsageError(f"{word!r} in the launch command belongs to no option.")
+            raise UsageError(f"{word!r} in the launch command belongs to no option.", hint="--name value, or --name=value")
         else:
             options[-1][1].append(word)
     return model, options

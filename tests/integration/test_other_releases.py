@@ -13,7 +13,7 @@ import pytest
 from support.other_vllm import RELEASES, RELEASES_AT, given_pythons, needs, overlay
 from support.sessions import plan, source, spec
 
-from vopt.optimizer.engine.arguments import VllmJudge, read_arguments
+from vopt.optimizer.engine.arguments import VllmProbe, read_arguments
 from vopt.optimizer.engine.process import ProcessSession
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.options import CheckedSpaceOptions
@@ -89,7 +89,7 @@ def test_the_space_of_a_tiny_model_on_the_engine_itself(python: str, tiny_models
         assert all(arguments.unlike(parameter.name, value) is None for value in parameter.values)
     assert space["max_num_seqs"].default == 128, "the CPU build's own default, from create_engine_config"
     # Every point that the rules allow is one that this vLLM makes an engine configuration of.
-    with VllmJudge(python) as judge:
+    with VllmProbe(python) as judge:
         for seed in (space.default_point(), *(seed.point for seed in space.seeds)):
             assert not space.violations(seed)
             verdict = judge.ask(str(tiny_models[hybrid]), {**space.facts["set"], **space.config(seed)})
@@ -99,7 +99,7 @@ def test_the_space_of_a_tiny_model_on_the_engine_itself(python: str, tiny_models
 def test_a_guides_command_is_taken_apart_and_its_successor_is_accepted(python: str) -> None:
     answer = check_command(CheckedSpaceOptions(check=GUIDE, python=Path(python), simulate="h200"))
     assert answer.exit_code in (1, 6)
-    with VllmJudge(python) as judge:
+    with VllmProbe(python) as judge:
         given, refusal = judge.read_back(answer.document["command"][3:])
         assert given is not None, refusal
         for retired in (["--num-scheduler-steps", "8"], ["--speculative-model", "m"], ["--scheduling-policy", "lof"]):

@@ -13,7 +13,7 @@ import pytest
 from vopt.optimizer.check import check_command
 from vopt.optimizer.command import to_words
 from vopt.optimizer.command_reader import parse_command
-from vopt.optimizer.engine.arguments import VllmJudge, read_arguments
+from vopt.optimizer.engine.arguments import VllmProbe, read_arguments
 from vopt.optimizer.errors import EnvironmentLacks
 from vopt.search_spaces.arguments import Argument, Arguments, Kind, stored_arguments
 from vopt.search_spaces.build import Subject
@@ -42,8 +42,8 @@ def installed() -> Arguments:
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[VllmJudge]:
-    with VllmJudge(sys.executable) as asked:
+def judge() -> Iterator[VllmProbe]:
+    with VllmProbe(sys.executable) as asked:
         yield asked
 
 
@@ -111,7 +111,7 @@ DATACLASSES = {
 
 
 @pytest.mark.vllm
-def test_vllms_own_parser_reads_back_every_argument(installed: Arguments, judge: VllmJudge) -> None:
+def test_vllms_own_parser_reads_back_every_argument(installed: Arguments, judge: VllmProbe) -> None:
     wrong = []
     cases = [
         (argument.name, value)
@@ -134,7 +134,7 @@ def test_vllms_own_parser_reads_back_every_argument(installed: Arguments, judge:
 
 
 @pytest.mark.vllm
-def test_the_command_that_takes_a_guides_place_is_accepted(installed: Arguments, judge: VllmJudge) -> None:
+def test_the_command_that_takes_a_guides_place_is_accepted(installed: Arguments, judge: VllmProbe) -> None:
     guide = (
         "--model Qwen-14B --max-num-seqs 256 --max-model-len 8192 --gpu-memory-utilization 0.95 --enable-prefix-caching "
         "--scheduling-policy lof --num-scheduler-steps 8 --speculative-model Qwen-0.5B --num-speculative-tokens 8"
@@ -192,7 +192,7 @@ def alike(theirs: Any, ours: Any) -> bool:
         ({"scheduling_policy": "lof"}, "unknown_policy"),
     ],
 )
-def test_rules_agree_with_vllm(judge: VllmJudge, tiny_model: str, config: dict[str, Any], rule: str | None) -> None:
+def test_rules_agree_with_vllm(judge: VllmProbe, tiny_model: str, config: dict[str, Any], rule: str | None) -> None:
     facts = {
         "version": "0.32.0",
         "gpus": 1,

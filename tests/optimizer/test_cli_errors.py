@@ -54,6 +54,17 @@ def test_no_error_repeats_a_secret(words: list[str]) -> None:
         (["--goal", "throughput", *SIMULATED, "--simulate", "h900"], 2, ["h900", "h200"]),
         (["--goal", "throughput", *SIMULATED, "--set", "max_num_seq=5"], 2, ["max_num_seq", "max_num_seqs"]),
         (["--goal", "throughput", *SIMULATED, "--set", "max_num_seqs=many"], 2, ["max_num_seqs", "many", "integer"]),
+        (["--goal", "throughput", *SIMULATED, "--set", "max_num_seqs=0"], 2, ["max_num_seqs 0", "below 1", "--check"]),
+        (["--goal", "throughput", *SIMULATED, "--set", "max_num_batched_tokens=-1"], 2, ["max_num_batched_tokens -1"]),
+        (["--goal", "throughput", *SIMULATED, "--set", "gpu_memory_utilization=1.5"], 2, ["1.5", "(0, 1]"]),
+        (
+            ["--goal", "throughput", "--simulate", "h200", "--", "vllm", "serve", MODEL, "--gpu-memory-utilization", "0"],
+            2,
+            ["gpu_memory_utilization 0"],
+        ),
+        (["--goal", "throughput", *SIMULATED, "--data-dir", "/proc/no"], 3, ["/proc/no", "--data-dir", "leave it out"]),
+        (["--goal", "throughput", *SIMULATED, "--acceptance-length", "0"], 2, ["--acceptance-length 0", "at least 1"]),
+        (["--goal", "throughput", *SIMULATED, "--acceptance-length", "nan"], 2, ["--acceptance-length nan"]),
         (["--goal", "throughput", *SIMULATED, "--set", "max_num_seqs"], 2, ["max_num_seqs", "NAME=VALUE"]),
         (["--goal", "throughput", *SIMULATED, "--vary", "scheduling_policy=lof"], 2, ["lof", "fcfs"]),
         (["--goal", "throughput", *SIMULATED, "--set", "max_model_len=512"], 2, ["512", "max_model_len", "tokens"]),
@@ -132,6 +143,44 @@ def test_a_directory_that_is_no_model(config: str | None, named: str, tmp_path: 
     assert exit_code == 2
     assert named in message
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_space_is_of_a_goal_that_there_is() -> None:
+    code, said = run("space", *SIMULATED, "--goal", "thruput")
+    assert code == 2
+    assert "thruput" in said
+    assert "throughput" in said
+
+
+@pytest.mark.parametrize("verb", [("search", "--goal", "throughput"), ("space",), ("bench",)])
+@pytest.mark.parametrize(
+    ("config", "missing"),
+    [
+        ({"model_type": "new", "text": {"hidden_size": 64}}, "the architecture: model_type 'new'"),
+        ({"model_type": "qwen3", "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 9}, "hidden_size"),
+        ({"model_type": "qwen3", "text_config": {"num_hidden_layers": "2"}}, "num_hidden_layers: num_hidden_layers = '2'"),
+        ({"model_type": "qwen3", "num_hidden_layers": 10**9}, "num_hidden_layers"),
+    ],
+)
+def test_a_simulation_says_what_of_the_shape_it_lacks(
+    verb: tuple[str, ...], config: dict[str, object], missing: str, tmp_path: Path
+) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    told = ["--no-memory-check"] if verb[0] != "bench" else []
+    for more in ([], told):
+        code, said = run(*verb, "--model", "./m", "--simulate", "h200", *more)
+        assert code == 2
+        words = (
+            "./m cannot be simulated",
+            "computed from the model's shape",
+            f"cannot derive {missing}",
+            "leave --simulate out",
+        )
+        for part in words:
+            assert part in said
+        assert ("leaves out the filter, not the simulation" in said) == bool(more)
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
 def test_no_gpu_and_no_simulation_names_the_ways_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from vopt.optimizer.clean import clean
-from vopt.optimizer.doctor import State, examine, gpu_rows, interpreter_rows, storage_row
+from vopt.optimizer.cli import app
+from vopt.optimizer.doctor import Report, Row, State, examine, gpu_rows, interpreter_rows, storage_row
 from vopt.optimizer.engine.interpreter import Interpreter, probe
 from vopt.optimizer.engine.kin import Identity, alive, identity
 from vopt.optimizer.engine.leftovers import Manifest
@@ -96,6 +98,48 @@ def test_a_report_is_text_and_a_document(tmp_path: Path) -> None:
     document = json.loads(json.dumps(report.document))
     assert document["format_version"] == 1
     assert {"area", "state", "text", "fix"} == set(document["findings"][0])
+
+
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [
+        ([], 0),
+        ([State.OK, State.OK], 0),
+        ([State.OK, State.NOTE], 0),
+        ([State.FAULT], 3),
+        ([State.OK, State.NOTE, State.FAULT, State.OK], 3),
+    ],
+)
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_the_exit_code_tells_a_script_whether_there_is_a_fault(
+    states: list[State], code: int, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = Report(tuple(Row("vLLM", state, "found") for state in states))
+    monkeypatch.setattr("vopt.optimizer.doctor.examine", lambda _: report)
+    done = CliRunner().invoke(app, ["doctor", *more])
+    assert done.exit_code == code
+    assert done.stdout.count("found") == len(states), "what was found is the answer, with or without a fault"
+    if more:
+        assert json.loads(done.stdout)["healthy"] is (code == 0)
+
+
+def test_a_missing_interpreter_is_a_fault_for_doctor_and_wrong_usage_for_a_search(tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent")
+    found = CliRunner().invoke(app, ["doctor", "--python", absent, "--storage", f"sqlite:///{tmp_path}/studies.db"])
+    assert (found.exit_code, "FAULT" in found.stdout) == (3, True)
+    words = [
+        "search",
+        "--goal",
+        "throughput",
+        "--model",
+        "m",
+        "--python",
+        absent,
+        "--storage",
+        f"sqlite:///{tmp_path}/studies.db",
+    ]
+    assert CliRunner().invoke(app, words).exit_code == 2
+    assert not (tmp_path / "studies.db").exists()
 
 
 def test_an_interpreter_that_does_not_run_is_an_error_with_a_way_on() -> None:

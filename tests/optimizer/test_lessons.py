@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from landscapes import THROUGHPUT, Landscape, Truth, parameter, space
 
-from vopt.optimizer.engine.arguments import EngineVerdict, VllmJudge
+from vopt.optimizer.engine.arguments import EngineVerdict, VllmProbe
 from vopt.optimizer.environment import ModelFiles
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
 from vopt.optimizer.history import Stage, TrialRecord, TrialRequest
@@ -117,7 +117,7 @@ def test_successful_starts_calibrate_the_memory_checks() -> None:
     assert memory_checks(of, kept)([])[0](tight) == violation
 
 
-class Asked(VllmJudge):
+class Asked(VllmProbe):
     """Counts what it is asked; refuses more sequences than 512."""
 
     def __init__(self) -> None:

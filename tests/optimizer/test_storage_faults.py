@@ -228,9 +228,12 @@ def test_a_directory_that_cannot_be_made_leaves_no_study_behind(tmp_path: Path) 
     (tmp_path / "file").write_text("in the way")
     url = f"sqlite:///{tmp_path}/studies.db"
     space = small_landscape().space
-    with pytest.raises(EnvironmentLacks, match="cannot be made") as caught:
-        Study.create(url, {"model": "m", "goal": "throughput"}, space, data_dir=tmp_path / "file")
-    assert "--data-dir" in caught.value.hint
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "studies").write_text("in the way")
+    for data_dir, words in ((tmp_path / "file", "--data-dir"), (tmp_path / "data", "cannot be made")):
+        with pytest.raises(EnvironmentLacks, match=words) as caught:
+            Study.create(url, {"model": "m", "goal": "throughput"}, space, data_dir=data_dir)
+        assert "that you may write" in caught.value.hint
     assert [study.name for study in list_studies(url)] == ["m-throughput-1"]
 
 

@@ -190,3 +190,49 @@ def test_text_that_is_no_config_is_an_error_with_words(text: str) -> None:
     with pytest.raises(ShapeError, match=r"config\.json"):
         shape_from_text(text)
     assert shape_from_text(json.dumps(known_config("Qwen/Qwen3-8B")), "x").layers == 36
+
+
+FIELDS = (
+    "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
+    "intermediate_size", "max_position_embeddings", "dtype", "torch_dtype", "tie_word_embeddings", "rope_scaling",
+    "layer_types", "full_attention_interval", "sliding_window", "use_sliding_window", "sliding_window_pattern",
+    "kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "linear_num_value_heads",
+    "linear_num_key_heads", "linear_key_head_dim", "mamba_ssm_dtype", "num_experts", "n_routed_experts",
+    "moe_intermediate_size", "shared_expert_intermediate_size", "n_shared_experts", "mlp_only_layers", "first_k_dense_replace",
+    "decoder_sparse_step", "num_experts_per_tok", "mtp_num_hidden_layers", "num_nextn_predict_layers", "quantization_config",
+    "vision_config", "text_config", "llm_config", "_name_or_path", "attention_chunk_size",
+)  # fmt: skip
+ODD = st.one_of(
+    st.none(), st.booleans(), st.integers(-2, 2), st.sampled_from([2**31, 10**30, 10_001]), st.floats(), st.text(max_size=3)
+)
+ODDER = st.recursive(
+    ODD, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=3)
+)
+WEIGHTS = st.fixed_dictionaries({"weights": ODDER})
+FORMATS = ("fp8", "awq", "gptq", "mxfp4", "modelopt", "bitsandbytes", "compressed-tensors")
+DETAILS = ("weight_block_size", "bits", "group_size", "config_groups", "modules_to_not_convert", "ignore", "load_in_4bit")
+QUANTIZED = st.fixed_dictionaries(
+    {"quant_method": st.sampled_from(FORMATS)},
+    optional={name: ODDER | WEIGHTS | st.fixed_dictionaries({"group_0": WEIGHTS}) for name in DETAILS},
+)
+
+
+@given(
+    name=st.sampled_from(["Qwen/Qwen3-8B", "Qwen/Qwen3.5-35B-A3B-FP8", "deepseek-ai/DeepSeek-V3", "openai/gpt-oss-20b"]),
+    field=st.sampled_from(FIELDS),
+    value=ODDER | QUANTIZED,
+    nested=st.booleans(),
+)
+def test_a_config_with_anything_in_it_is_a_shape_or_says_what_is_missing(
+    name: str, field: str, value: Any, nested: bool
+) -> None:
+    config = known_config(name) or {}
+    changed: dict[str, Any] = {**config, field: value}
+    if nested and "text_config" in config:
+        changed = {**config, "text_config": {**config["text_config"], field: value}}
+    try:
+        shape = shape_from_config(changed, name)
+    except ShapeError:
+        return
+    assert shape.weight_bytes() > 0
+    assert shape.summary()

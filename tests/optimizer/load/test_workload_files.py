@@ -79,6 +79,16 @@ def test_every_broken_line_is_named_with_its_reason(tokenizer: TextTokenizer) ->
         ('{"prompt_tokens": NaN, "output_tokens": 1}', "prompt_tokens = nan"),
         ('{"prompt_tokens": 1e999, "output_tokens": 1}', "prompt_tokens = inf"),
         ('{"prompt": "x", "output_tokens": 1, "temperature": NaN}', "temperature = nan"),
+        ('{"prompt": "x", "output_tokens": 1, "temperature": -0.5}', "temperature = -0.5: vLLM takes from 0 to 2"),
+        ('{"prompt": "x", "output_tokens": 1, "temperature": 2.5}', "temperature = 2.5"),
+        ('{"prompt": "x", "output_tokens": 1, "top_p": 0}', "top_p = 0: vLLM takes above 0 to 1"),
+        ('{"prompt": "x", "output_tokens": 1, "sampling": {"top_p": 1.5}}', "top_p = 1.5"),
+        ('{"prompt": "x", "output_tokens": 1, "min_p": 2}', "min_p = 2"),
+        ('{"prompt": "x", "output_tokens": 1, "top_k": -2}', "top_k = -2"),
+        ('{"prompt": "x", "output_tokens": 1, "top_k": 1.5}', "top_k = 1.5 is not a whole number"),
+        ('{"prompt": "x", "output_tokens": 1, "repetition_penalty": 0}', "repetition_penalty = 0"),
+        ('{"prompt": "x", "output_tokens": 1, "presence_penalty": 3}', "presence_penalty = 3"),
+        ('{"prompt": "x", "output_tokens": 1, "seed": 1e40}', "seed = 1e+40"),
         ('{"prompt": "x", "output_tokens": 1, "timestamp": -1}', "timestamp = -1"),
         ('{"prompt": "x", "output_tokens": 1, "stop": 5}', "stop = 5"),
         ('{"prompt": "\\ud800", "output_tokens": 1}', "not valid Unicode"),
@@ -167,6 +177,22 @@ def test_prefix_repetition_with_our_names_or_those_of_vllm_bench() -> None:
     theirs = {"prefix_len": 256, "suffix_len": 64, "num_prefixes": 5, "output_len": 100}
     assert parse_workload(json.dumps(ours), None) == parse_workload(json.dumps(theirs), None)
     assert parse_workload(json.dumps(ours), None).workload.facts()["reuse_share"] == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"prefix_len": 1600, "suffix_len": 100, "output_len": 50}', "needs prefixes (or num_prefixes)"),
+        ('{"prefix_tokens": 1600, "suffix_tokens": "100", "prefixes": 2, "output_tokens": 50}', "'100'"),
+        ('{"prefix_tokens": 1600, "suffix_tokens": 2, "prefixes": 2, "output_tokens": 50}', "suffix of at least 8"),
+        ('{"prefix_tokens": 0, "suffix_tokens": 20, "prefixes": 2, "output_tokens": 50}', "not 0, 2, 50 and 20"),
+    ],
+)
+def test_a_prefix_repetition_that_is_none_says_what_it_lacks(text: str, words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_workload(text, None)
+    assert words in refused.value.message
+    assert '"prefix_tokens": 1024' in refused.value.hint
 
 
 def test_our_own_format_comes_back(tmp_path: Path) -> None:
