@@ -10,6 +10,12 @@ from typing import Any
 
 import pytest
 
+from vopt.optimizer.one_thread import one_thread
+
+with one_thread():  # as `vopt search` does: else a hundred model fits wait for threads, and a busy machine makes minutes of it
+    import numpy  # noqa: F401 - loaded for its one thread
+    import scipy.linalg  # noqa: F401 - likewise
+
 sys.path.insert(0, str(Path(__file__).parent))  # tests.support and tests.contracts, as `support` and `contracts`
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,9 @@ from vopt.optimizer.bench import (
     watch_traffic,
     write_records,
 )
+from vopt.optimizer.bench_load import check_descriptors
 from vopt.optimizer.engine.base import OnPhase, OnTick
+from vopt.optimizer.errors import UsageError
 from vopt.optimizer.load.plan import Arrivals, LoadPlan
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.trial import Started
@@ -182,3 +185,16 @@ def test_slos_reach_the_goodput() -> None:
     load = replace(made_load(), rate=2.0)
     document = bench_document(load, compute_metrics(load, slos={"ttft_s": 0.3}), BenchLabels(model="m"))
     assert document["request_goodput"] > 0
+
+
+def test_a_process_that_may_open_few_files_is_not_asked_for_many_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: changed.append(limits))
+    with pytest.raises(UsageError, match="may open 4096 files, and each request in flight is one") as refused:
+        check_descriptors(8192)
+    assert "ulimit -Hn" in refused.value.hint
+    assert changed == []
+    check_descriptors(2048)
+    ((soft, hard),) = changed
+    assert 2048 < soft <= hard == 4096

@@ -51,7 +51,7 @@ BAD = [
     (["--concurrency", "0"], "whole number above 0"),
     (["--concurrency", "many"], "whole number above 0"),
     (["--concurrency", "64", "--rate", "2"], "either a closed loop"),
-    (["--concurrency", "99999999"], "each request in flight is one"),
+    (["--concurrency", "99999999"], "at most 65,536"),
     (["--window", "0"], "longer than 0"),
     (["--window", "9999999h"], "at most a week"),
     (["--client-processes", "2"], "loaded over HTTP"),

@@ -113,7 +113,7 @@ def test_a_file_with_nothing_usable_is_an_error(tmp_path: Path) -> None:
     assert "output_tokens" in refused.value.hint
     with pytest.raises(UsageError, match="it is empty"):
         parse_workload("\n\n", None)
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="No such file"):
         read_workload(tmp_path / "none.jsonl", None)
 
 
