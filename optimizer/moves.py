@@ -27,9 +27,10 @@ _LIKELY, _LAST = 0.95, 1e6  # chance to run that a careful proposal has, and how
 _WHOLE = 20_000  # spaces up to this size are looked at whole
 _FREEDOM = 3.0
 """Degrees of freedom of the chance to keep a limit: how uncertain a margin is, is itself known from a few starts only."""
-_BOLD, _MUCH = 3, 2.0
-"""One proposal in so many has to gain so many standard deviations of a start's noise: what hardly differs from the best known
-configuration always promises a little, and would take every start."""
+_MUCH = 2.0
+"""Standard deviations of a start's noise that a proposal has to gain once a limit was broken. What may keep that limit is a
+gamble then; what hardly differs from the best known configuration surely keeps it, always promises a little, and would take
+every start. Where no limit is near, asking for so much lost more than it gained."""
 
 HUNGER, LEANING = 1.2, 4.0
 """What the whole range of an argument that takes memory is expected to take off the feasibility, and how sure that is not: the
@@ -37,6 +38,8 @@ variance of its own slope, over that of an argument's effect. Memory is a sum, s
 DECAY = 0.15
 """What a numeric argument is expected to lose at the far end of its range, log units: defaults were chosen with care, and the
 loss grows with the square of the distance from them."""
+_ROOM, _SHORT = ("gpu_memory_utilization",), 0.15
+"""What gives the KV cache its room is searched where the cache was short: less of it is expected to lose in a straight line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,10 @@ class Model:
         """Prior mean of the value against that of the defaults, log units, shape (n,)."""
         usual: Floats = np.zeros(len(points))
         for j in np.flatnonzero(self.numeric):
-            usual = usual - DECAY * self._shifts(points[:, j], int(j)) ** 2
+            shifts = self._shifts(points[:, j], int(j))
+            usual = usual - DECAY * shifts**2
+            if self.space.parameters[j].name in _ROOM:
+                usual = usual + _SHORT * np.minimum(shifts, 0.0)
         return usual
 
     def expected(self, points: Ints) -> tuple[Floats, Floats]:
@@ -185,7 +191,7 @@ class Model:
         if self.value is None or self.level is None:
             return chance
         mean, deviation = self.expected(points)
-        least = _MUCH * np.sqrt(self.value.noise) if len(self.points) % _BOLD == 0 else 0.0
+        least = _MUCH * np.sqrt(self.value.noise) if self.limits else 0.0
         return np.asarray(_log_expected_gain(mean - self.level - least, deviation) + chance)
 
 
