@@ -38,8 +38,6 @@ variance of its own slope, over that of an argument's effect. Memory is a sum, s
 DECAY = 0.15
 """What a numeric argument is expected to lose at the far end of its range, log units: defaults were chosen with care, and the
 loss grows with the square of the distance from them."""
-_ROOM, _SHORT = ("gpu_memory_utilization",), 0.15
-"""What gives the KV cache its room is searched where the cache was short: less of it is expected to lose in a straight line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +134,7 @@ class Model:
         """Prior mean of the value against that of the defaults, log units, shape (n,)."""
         usual: Floats = np.zeros(len(points))
         for j in np.flatnonzero(self.numeric):
-            shifts = self._shifts(points[:, j], int(j))
-            usual = usual - DECAY * shifts**2
-            if self.space.parameters[j].name in _ROOM:
-                usual = usual + _SHORT * np.minimum(shifts, 0.0)
+            usual = usual - DECAY * self._shifts(points[:, j], int(j)) ** 2
         return usual
 
     def expected(self, points: Ints) -> tuple[Floats, Floats]:
