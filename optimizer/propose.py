@@ -209,7 +209,7 @@ def _doubt(judged: Judged, margin: float) -> float | None:
     if judged.merit is None or metrics is None or judged.record.status not in (LoadStatus.COMPLETE, LoadStatus.UNSTEADY):
         return None
     lost = metrics.failed / max(1, metrics.failed + metrics.succeeded)
-    doubt = 1.0 + (lost / 0.01) ** 2 + (min(0.0, margin) / 0.1) ** 2
+    doubt = 1.0 + (lost / 0.01) ** 2 + (min(0.0, margin) / 0.3) ** 2
     return doubt if lost < MOST_LOST and ARTEFACT not in judged.record.flags else None
 
 
