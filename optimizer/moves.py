@@ -245,7 +245,7 @@ def propose(
     Proposals stay within ``RADIUS`` changed arguments of a configuration that ran: a start that changes everything at once
     mostly crashes, and says little about which change did it. When nothing near is left, the whole space is looked at.
     ``careful`` puts points last that are not likely to run, or hold a choice that no engine ran with yet: near the end a
-    crash teaches nothing that is still used.
+    crash teaches nothing that is still used. Where nothing crashed so far it changes nothing.
     """
     if not space.parameters:
         return None  # the defaults are all there is
@@ -284,7 +284,7 @@ def _first_allowed(
     space: SearchSpace, model: Model, candidates: Ints, allowed: Callable[[Point], bool], careful: bool
 ) -> dict[str, object] | None:
     worth = model.worth(candidates)
-    if careful:
+    if careful and len(model.worked) < len(model.points):
         worth = np.where((model.chance(candidates) < _LIKELY) | ~model.proven(candidates), worth - _LAST, worth)
     for i in np.argsort(-worth, kind="stable"):
         point = point_at(space, candidates[i])
