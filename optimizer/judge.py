@@ -128,6 +128,27 @@ def _broken_kind(violations: Mapping[str, float], goal: Goal, status: LoadStatus
     return str(status) if status is not None and status is not LoadStatus.COMPLETE else f"limit:{goal.metric}"
 
 
+FAR = math.log(2.0)
+"""Beyond half and twice its bound a figure says no more of its limit: a queue that grows has no level of its own."""
+
+
+def margins(judged: Judged, goal: Goal) -> dict[str, float | None]:
+    """By limit, how far inside it a start was: the logarithm of bound over figure (figure over bound, for a least one), within
+    ``FAR``; ``None`` where that was not measured. Without the success rate, which is 1 almost everywhere and has no level that
+    an argument moves."""
+    known = judged.merit is not None and judged.record.failure is None
+    return {
+        limit.text: _margin(judged.violations[limit.text], limit.op) if known else None
+        for limit in goal.limits
+        if limit.metric != "success_rate"
+    }
+
+
+def _margin(violation: float, op: str) -> float:
+    """From a violation: (figure - bound) / bound, negated for a least one, within 1."""
+    return max(-FAR, min(FAR, -math.log(max(1 + violation, 0.1)) if op == "<=" else math.log(max(1 - violation, 0.1))))
+
+
 def broken_limits(metrics: Metrics, goal: Goal, baseline: Metrics | None) -> str:
     """Which limits the metrics break, in words; empty when none."""
     return "; ".join(score(metrics, goal, baseline).reasons)

@@ -1,16 +1,18 @@
-"""Which configuration to measure next, from a model of what was measured: expected gain times the chance that it runs. Pure."""
+"""Which configuration to measure next, from a model of what was measured: expected gain times the chance that it runs within
+the limits. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_ndtr, ndtr
+from scipy.special import log_ndtr, ndtr, stdtr
 
 from vopt.optimizer.memory_edge import MemoryEdge
-from vopt.optimizer.surrogate import FEASIBILITY, VALUE, Floats, Ints, Surrogate, correlation, families, fit, leaning
+from vopt.optimizer.surrogate import FEASIBILITY, LIMIT, VALUE, Floats, Ints, Surrogate, correlation, families, fit, leaning
 from vopt.search_spaces.learned import HUNGRY
 from vopt.search_spaces.space import Parameter, Point, SearchSpace
 
@@ -23,7 +25,12 @@ _BEAM = 12
 _RANDOM = 2000
 _LIKELY, _LAST = 0.95, 1e6  # chance to run that a careful proposal has, and how far others are put behind it
 _WHOLE = 20_000  # spaces up to this size are looked at whole
-
+_FREEDOM = 3.0
+"""Degrees of freedom of the chance to keep a limit: how uncertain a margin is, is itself known from a few starts only."""
+_MUCH = 2.0
+"""Standard deviations of a start's noise that a proposal has to gain once a limit was broken. What may keep that limit is a
+gamble then; what hardly differs from the best known configuration surely keeps it, always promises a little, and would take
+every start. Where no limit is near, asking for so much lost more than it gained."""
 
 HUNGER, LEANING = 1.2, 4.0
 """What the whole range of an argument that takes memory is expected to take off the feasibility, and how sure that is not: the
@@ -36,48 +43,79 @@ loss grows with the square of the distance from them."""
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One measured point: ``merit`` is the log value, larger is better (``None``: not known), ``feasibility`` in [-1, 1]
-    is above 0 where it ran within every limit. ``doubt`` multiplies the variance of its noise. ``starved`` says whether memory
-    ran out (``None``: it failed in a way that does not tell)."""
+    is above 0 where it ran and answered its requests. ``doubt`` multiplies the variance of its noise. ``starved`` says whether
+    memory ran out (``None``: it failed in a way that does not tell). ``margins`` say how far inside each limit it was: a
+    logarithm, below 0 where it is broken (``None``: not measured), of the same limits for every point."""
 
     point: Point
     merit: float | None
     feasibility: float
     doubt: float = 1.0
     starved: bool | None = None
+    margins: tuple[float | None, ...] = ()
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it ran within every limit."""
+        return self.merit is not None and self.feasibility > 0 and all(m is None or m >= 0 for m in self.margins)
 
 
 class Model:
-    """Value and feasibility over one space, fitted to the observations so far."""
+    """Value, margins and whether it runs, over one space, fitted to the observations so far."""
 
     def __init__(self, space: SearchSpace, observations: Sequence[Observation]) -> None:
-        self.space = space
+        self.space, self.observations = space, observations
         self.sizes = np.array([len(parameter.values) for parameter in space.parameters])
-        tables = tuple(relation(parameter) for parameter in space.parameters)
+        self.tables = tuple(relation(parameter) for parameter in space.parameters)
         self.home = positions(space, space.default_point())
         self.numeric = np.array([parameter.ordered and len(parameter.values) > 2 for parameter in space.parameters])
         self.hungry = self.numeric & np.array([parameter.name in HUNGRY for parameter in space.parameters])
         self.points = np.array([positions(space, seen.point) for seen in observations])
         self.merits = np.array([np.nan if seen.merit is None else seen.merit for seen in observations])
-        self.feasible = np.array([seen.feasibility > 0 and seen.merit is not None for seen in observations])
+        self.feasible = np.array([seen.feasible for seen in observations])
+        self.worked = self.points[np.array([seen.starved is False for seen in observations])]
+        self.starved = np.array([bool(seen.starved) for seen in observations])
+
+    @cached_property
+    def value(self) -> Surrogate | None:
+        """What a start is worth, against what is usual; ``None`` where nothing was measured."""
         valued = ~np.isnan(self.merits)
-        self.value: Surrogate | None = None
-        if valued.any():
-            noise = np.array([seen.doubt for seen in observations])
-            merits = self.merits - self.usual(self.points)
-            centre = float(np.median(merits[valued & self.feasible])) if (valued & self.feasible).any() else None
-            self.value = fit(tables, self.points[valued], merits[valued], VALUE, mean=centre, weights=noise[valued])
-        codes = np.array([seen.feasibility for seen in observations])
-        told = np.array([seen.starved is not None for seen in observations])
-        starved = np.array([bool(seen.starved) for seen in observations])
-        self.edge = MemoryEdge(space, self.points[told], list(~starved[told])) if starved.any() else None
+        if not valued.any():
+            return None
+        noise = np.array([seen.doubt for seen in self.observations])
+        merits = self.merits - self.usual(self.points)
+        centre = float(np.median(merits[valued & self.feasible])) if (valued & self.feasible).any() else None
+        return fit(self.tables, self.points[valued], merits[valued], VALUE, mean=centre, weights=noise[valued])
+
+    @cached_property
+    def limits(self) -> list[Surrogate]:
+        """How far inside each limit a start is, of those that a start broke. What nothing is known of is expected where the
+        first start is, which is that of the defaults."""
+        found = []
+        for margins in zip(*(seen.margins for seen in self.observations), strict=True):
+            known = np.array([margin is not None for margin in margins])
+            values = np.array([margin for margin in margins if margin is not None])
+            if (values < 0).any():
+                found.append(fit(self.tables, self.points[known], values, LIMIT, mean=float(values[0])))
+        return found
+
+    @cached_property
+    def edge(self) -> MemoryEdge | None:
+        """Where memory ends; ``None`` while nothing ran out of it."""
+        told = np.array([seen.starved is not None for seen in self.observations])
+        return MemoryEdge(self.space, self.points[told], list(~self.starved[told])) if self.starved.any() else None
+
+    @cached_property
+    def runs(self) -> Surrogate:
+        """Whether a start runs, +1 or -1, against what is hoped."""
+        codes = np.array([seen.feasibility for seen in self.observations])
         # What memory ended says nothing of other causes, and these would take an upper end of a domain for a bad value.
-        rest = ~starved if not starved.all() else starved
+        rest = ~self.starved if not self.starved.all() else self.starved
         leans = [
             table + leaning(self._shifts(np.arange(len(table)), j), LEANING) if self.hungry[j] else table
-            for j, table in enumerate(tables)
+            for j, table in enumerate(self.tables)
         ]
-        self.runs = fit(leans, self.points[rest], codes[rest] - self.hope(self.points[rest]), FEASIBILITY, mean=0.0)
-        self.worked = self.points[np.array([seen.starved is False for seen in observations])]
+        return fit(leans, self.points[rest], codes[rest] - self.hope(self.points[rest]), FEASIBILITY, mean=0.0)
 
     def _shifts(self, places: Ints, j: int) -> Floats:
         """How far positions of argument *j* lie from its default, in units of its whole range."""
@@ -113,10 +151,18 @@ class Model:
         return mean + float(usual[0] - usual[1]), deviation
 
     def chance(self, points: Ints) -> Floats:
-        """Chance that each point runs within the limits, shape (n,)."""
+        """Chance that each point runs, shape (n,)."""
         mean, deviation = self.runs.predict(points)
         chance = np.asarray(ndtr((mean + self.hope(points)) / np.sqrt(deviation**2 + self.runs.noise + 0.05)))
         return chance if self.edge is None else np.asarray(chance * self.edge.chance(points))
+
+    def kept(self, points: Ints) -> Floats:
+        """Chance that each point keeps every limit if it runs, shape (n,)."""
+        kept = np.ones(len(points))
+        for limit in self.limits:
+            mean, deviation = limit.predict(points)
+            kept *= stdtr(_FREEDOM, mean / np.sqrt(deviation**2 + limit.noise))
+        return kept
 
     def proven(self, points: Ints) -> Bools:
         """Whether each choice among alternatives (backends, drafts, …) is one that an engine ran with, shape (n,)."""
@@ -126,6 +172,7 @@ class Model:
                 proven &= np.isin(points[:, j], np.append(self.worked[:, j], self.home[j]))
         return proven
 
+    @cached_property
     def level(self) -> float | None:
         """The best expected merit among feasible measured points."""
         if self.value is None or not self.feasible.any():
@@ -134,13 +181,13 @@ class Model:
         return float(mean.max())
 
     def worth(self, points: Ints) -> Floats:
-        """Log of expected gain over the incumbent times the chance to run, shape (n,)."""
-        chance: Floats = np.log(np.maximum(self.chance(points), 1e-9))
-        level = self.level()
-        if self.value is None or level is None:
+        """Log of expected gain over the incumbent times the chances to run and to keep the limits, shape (n,)."""
+        chance: Floats = np.log(np.maximum(self.chance(points) * self.kept(points), 1e-9))
+        if self.value is None or self.level is None:
             return chance
         mean, deviation = self.expected(points)
-        return np.asarray(_log_expected_gain(mean - level, deviation) + chance)
+        least = _MUCH * np.sqrt(self.value.noise) if self.limits else 0.0
+        return np.asarray(_log_expected_gain(mean - self.level - least, deviation) + chance)
 
 
 def _log_expected_gain(gain: Floats, deviation: Floats) -> Floats:
@@ -198,7 +245,7 @@ def propose(
     Proposals stay within ``RADIUS`` changed arguments of a configuration that ran: a start that changes everything at once
     mostly crashes, and says little about which change did it. When nothing near is left, the whole space is looked at.
     ``careful`` puts points last that are not likely to run, or hold a choice that no engine ran with yet: near the end a
-    crash teaches nothing that is still used.
+    crash teaches nothing that is still used. Where nothing crashed so far it changes nothing.
     """
     if not space.parameters:
         return None  # the defaults are all there is
@@ -237,7 +284,7 @@ def _first_allowed(
     space: SearchSpace, model: Model, candidates: Ints, allowed: Callable[[Point], bool], careful: bool
 ) -> dict[str, object] | None:
     worth = model.worth(candidates)
-    if careful:
+    if careful and len(model.worked) < len(model.points):
         worth = np.where((model.chance(candidates) < _LIKELY) | ~model.proven(candidates), worth - _LAST, worth)
     for i in np.argsort(-worth, kind="stable"):
         point = point_at(space, candidates[i])

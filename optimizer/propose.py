@@ -13,7 +13,7 @@ from vopt.objectives.confidence import looks
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer import schedule
 from vopt.optimizer.history import Arm, Stage
-from vopt.optimizer.judge import ARTEFACT, STOPPED_EARLY, Judged, of_stage
+from vopt.optimizer.judge import ARTEFACT, STOPPED_EARLY, Judged, margins, of_stage
 from vopt.optimizer.moves import Observation
 from vopt.optimizer.progress import SCREENED, Arms, Progress, candidates, objective_merits
 from vopt.optimizer.setup import SHORT_SEARCH, SearchSetup
@@ -165,14 +165,15 @@ def observations(progress: Progress) -> list[Observation]:
         point = progress.effective.point(judged.record.config)
         if point is None:
             continue
-        worst = max(judged.violations.values(), default=-1.0)
-        code = 1.0 if judged.feasible else -min(1.0, max(0.3, 10 * worst))
-        doubt = _doubt(judged)
+        kept = margins(judged, progress.setup.goal)
+        worst = max(value for key, value in judged.violations.items() if key not in kept)
+        code = 1.0 if worst <= 0 else -min(1.0, max(0.3, 10 * worst))
+        doubt = _doubt(judged, min((margin for margin in kept.values() if margin is not None), default=0.0))
         merit = judged.merit if doubt is not None else None
         if weights and doubt is not None:
             parts = objective_merits(progress.setup.goal, judged)
             merit = None if parts is None else sum(w * part for w, part in zip(weights, parts, strict=True))
-        seen.append(Observation(point, merit, code, doubt or 1.0, _starved(judged)))
+        seen.append(Observation(point, merit, code, doubt or 1.0, _starved(judged), tuple(kept.values())))
     return seen
 
 
@@ -193,11 +194,12 @@ def _starved(judged: Judged) -> bool | None:
     return True if str(failure.kind) in OUT_OF_MEMORY else None
 
 
-def _doubt(judged: Judged) -> float | None:
+def _doubt(judged: Judged, margin: float) -> float | None:
     """By how much the variance of a value's noise is larger than that of a start within the limits; ``None``: no value.
 
-    A start that broke a limit on latency still shows what its arguments do to the goal's metric. One that failed a share f of
-    its requests shows it to about f, in whichever direction.
+    A start that broke a limit on latency by a little still shows what its arguments do to the goal's metric. One whose
+    ``margin`` is far below 0 shows what its queue does, which goes where another argument makes room. One that failed a share
+    f of its requests shows it to about f, in whichever direction.
     """
     if judged.kind == STOPPED_EARLY:
         return 25.0
@@ -207,7 +209,8 @@ def _doubt(judged: Judged) -> float | None:
     if judged.merit is None or metrics is None or judged.record.status not in (LoadStatus.COMPLETE, LoadStatus.UNSTEADY):
         return None
     lost = metrics.failed / max(1, metrics.failed + metrics.succeeded)
-    return 1.0 + (lost / 0.01) ** 2 if lost < MOST_LOST and ARTEFACT not in judged.record.flags else None
+    doubt = 1.0 + (lost / 0.01) ** 2 + (min(0.0, margin) / 0.3) ** 2
+    return doubt if lost < MOST_LOST and ARTEFACT not in judged.record.flags else None
 
 
 def out_of_patience(progress: Progress) -> bool:

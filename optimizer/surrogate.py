@@ -46,6 +46,9 @@ class Prior:
 
 # Logarithm of a throughput or latency: arguments move it by about 5 %, restarts by 0.5 to 2.5 %.
 VALUE = Prior(constant=0.25, effect=0.05**2, noise=0.015**2, interaction=0.3)
+# Logarithm of how far inside a limit a figure is: a queue that begins to grow moves it by much, and several arguments together
+# more than each alone (a draft that fits without prefix caching does not fit with it).
+LIMIT = Prior(constant=0.01, effect=0.3**2, noise=0.05**2, interaction=6.0, effect_spread=0.7)
 # Feasibility coded +1 / -1 around a hopeful mean.
 FEASIBILITY = Prior(constant=0.1, effect=0.5**2, noise=0.15**2, interaction=0.3, effect_spread=0.7)
 

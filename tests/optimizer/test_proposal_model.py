@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from landscapes import parameter, space
+from landscapes import Landscape, Truth, parameter, space
 
+from vopt.objectives.goals import Goal, Limit
+from vopt.objectives.metrics import Direction, Metrics
+from vopt.objectives.records import LoadStatus
+from vopt.optimizer.history import FailureSummary, Stage, TrialRequest
+from vopt.optimizer.judge import FAR, judge, margins
 from vopt.optimizer.moves import Model, Observation, positions, propose
 from vopt.optimizer.surrogate import families
+from vopt.optimizer.trial import EngineConfig, FailureKind, Phase
 
 SPACE = space(
     parameter("max_num_seqs", (64, 128, 256, 512, 1024), 256),
@@ -26,8 +33,9 @@ def at(**changes: Any) -> Any:
     return positions(SPACE, {**SPACE.default_point(), **changes})[None]
 
 
-def seen(merit: float | None, feasibility: float = 1.0, **changes: Any) -> Observation:
-    return Observation({**SPACE.default_point(), **changes}, merit, feasibility)
+def seen(merit: float | None, feasibility: float = 1.0, margin: float | None = None, **changes: Any) -> Observation:
+    kept = () if margin is None else (margin,)
+    return Observation({**SPACE.default_point(), **changes}, merit, feasibility, margins=kept)
 
 
 def test_a_good_draft_speaks_for_the_next_number_and_not_for_another_method() -> None:
@@ -88,3 +96,86 @@ def test_what_may_not_be_measured_is_not_proposed() -> None:
     assert found is not None
     assert (found["max_num_seqs"], found["speculation"]) in allowed
     assert propose(SPACE, [HOME], lambda point: False, seed=1) is None
+
+
+def with_limit(point: Any, noise: float = 0.0) -> Observation:
+    """What a start shows where two drafted tokens break the limit, but only with prefix caching."""
+    gains = {"mtp:1": 0.15, "mtp:2": 0.2, "mtp:4": 0.1, "ngram:2": 0.02, "off": 0.0}
+    gain = gains[point["speculation"]] + 0.05 * (point["max_num_batched_tokens"] == 16384)
+    broken = point["speculation"] in ("mtp:2", "mtp:4") and point["enable_prefix_caching"]
+    # What waits for room is also slower: its value says little of what its arguments do elsewhere.
+    return Observation(
+        point, 9.0 + (0.12 if broken else gain) + noise, 1.0, 49.0 if broken else 1.0, False, (-0.6 if broken else 0.4,)
+    )
+
+
+TRIED: tuple[dict[str, Any], ...] = (
+    {},
+    {"speculation": "mtp:1"},
+    {"max_num_batched_tokens": 16384},
+    {"enable_prefix_caching": False},
+    {"speculation": "mtp:1", "max_num_batched_tokens": 16384},
+    {"speculation": "mtp:2", "max_num_batched_tokens": 16384},
+    {"speculation": "mtp:2"},
+)
+
+
+def test_a_limit_broken_with_one_setting_does_not_bury_a_value_without_it() -> None:
+    model = Model(SPACE, [with_limit({**SPACE.default_point(), **changes}) for changes in TRIED])
+    near, without = (at(speculation="mtp:2", max_num_seqs=512, enable_prefix_caching=on) for on in (True, False))
+    assert model.kept(without)[0] > 1.5 * model.kept(near)[0]
+    assert model.kept(without)[0] > 0.25
+    assert model.kept(at(max_num_seqs=512))[0] > 0.6
+    assert model.chance(at(speculation="mtp:2"))[0] > 0.9, "what broke a limit did not crash"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_proposals_come_to_the_pair_that_keeps_the_limit(seed: int) -> None:
+    """With a model that takes a broken limit for a crash it took 20 and more proposals."""
+    noise = np.random.default_rng(seed)
+    found = [with_limit({**SPACE.default_point(), **changes}, noise.normal(0, 0.01)) for changes in TRIED]
+    while not any(o.point["speculation"] == "mtp:2" and o.feasible for o in found):
+        assert len(found) < len(TRIED) + 16, "it gave up on two drafted tokens"
+        measured = [o.point for o in found]
+        point = propose(SPACE, found, lambda p, known=measured: p not in known, seed=len(found))  # type: ignore[misc]
+        assert point is not None
+        found.append(with_limit(point, noise.normal(0, 0.01)))
+
+
+def test_what_nothing_broke_yet_is_expected_to_be_kept() -> None:
+    model = Model(SPACE, [seen(9.0, margin=0.4), seen(9.1, margin=0.01, max_num_seqs=512)])
+    assert model.kept(at(max_num_seqs=1024))[0] == 1.0
+
+
+LIMITED = Goal(
+    "throughput",
+    "tokens_per_s",
+    Direction.MAXIMIZE,
+    (
+        Limit("success_rate", ">=", 0.99),
+        Limit("p95_ttft_s", "<=", 1.5, relative_to_baseline=True),
+        Limit("requests_per_s", ">=", 2.0),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("ttft", "rate", "expected"),
+    [
+        (0.3, 2.0, (0.0, 0.0)),
+        (0.2, 3.0, (np.log(1.5), np.log(1.5))),
+        (0.45, 1.5, (-np.log(1.5), np.log(0.75))),
+        (90.0, 0.1, (-FAR, -FAR)),
+    ],
+)
+def test_margins_are_logarithms_of_how_far_inside_a_limit_is(ttft: float, rate: float, expected: tuple[float, float]) -> None:
+    landscape = Landscape("limits", SPACE, lambda point: Truth(10_000.0), LIMITED, noise=0.0)
+    plain = landscape.evaluator(0)(TrialRequest("1", EngineConfig({"max_num_seqs": 512}), Stage.SEARCH))
+    figures = {"tokens_per_s": 9_000.0, "success_rate": 1.0, "p95_ttft_s": ttft, "requests_per_s": rate}
+    record = replace(plain, metrics=Metrics(figures, succeeded=500, failed=0), status=LoadStatus.COMPLETE)
+    baseline = Metrics({**figures, "p95_ttft_s": 0.2}, succeeded=500, failed=0)
+    found = margins(judge(record, LIMITED, baseline), LIMITED)
+    assert tuple(found) == ("p95_ttft_s<=1.5*baseline", "requests_per_s>=2")
+    assert tuple(found.values()) == pytest.approx(expected)
+    died = replace(record, failure=FailureSummary(Phase.LOAD, FailureKind.ENGINE_DIED, "died"))
+    assert set(margins(judge(died, LIMITED, baseline), LIMITED).values()) == {None}
