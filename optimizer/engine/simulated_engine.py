@@ -12,7 +12,7 @@ from vopt.optimizer.engine.simulated_scheduler import Scheduler
 from vopt.optimizer.engine.simulated_state import Run, Sequence
 from vopt.optimizer.load.ledger import Progress
 from vopt.optimizer.load.plan import Request
-from vopt.optimizer.load.source import RequestSource
+from vopt.optimizer.load.source import RequestSource, room_for_prefix
 from vopt.optimizer.trial import FailureKind
 
 OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB."
@@ -182,7 +182,7 @@ class SimulatedEngine:
             return -visit - 1, request.prompt_tokens
         if source.shared_prefixes:
             key = visit % len(source.shared_prefixes)
-            return key, len(source.shared_prefixes[key])
+            return key, min(len(source.shared_prefixes[key]), room_for_prefix(request.prompt_tokens))
         if source.header_at:
             key = visit % len(source.header_at)
             return key, source.header_at[key]

@@ -100,13 +100,7 @@ def _generated(workload: Workload, tokenizer: TextTokenizer | None, seed: int, v
         parts["turns"] = (shape.turns,) * (len(lengths) // shape.turns)
         parts["think_s"] = (shape.think_s,)
         prefix_tokens, prefixes = shape.system_tokens, 1 if shape.system_tokens else 0
-    shortest, longest = min(pair[0] for pair in lengths), max(pair[0] for pair in lengths)
-    if shortest < prefix_tokens + HEADER_DIGITS:
-        raise UsageError(
-            f"the workload {workload.name} has prompts of {shortest} tokens, too few for {prefix_tokens} shared ones "
-            f"and {HEADER_DIGITS} that make each prompt unique",
-            hint=f"give a shared beginning of at most {max(0, shortest - HEADER_DIGITS)} tokens",
-        )
+    longest = max(pair[0] for pair in lengths)
     parts["lengths"] = lengths
     if prompts:
         text = tokenizer if workload.natural_text else None

@@ -7,12 +7,13 @@ The text format is Prometheus' exposition format 0.0.4; the names are those of v
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.load.lengths import Lengths, Marginal, from_histogram
-from vopt.optimizer.load.source import HEADER_DIGITS
+from vopt.optimizer.load.source import HEADER_DIGITS, room_for_prefix
 from vopt.optimizer.load.workload import Reuse, Workload
 
 Labels = frozenset[tuple[str, str]]
@@ -84,8 +85,8 @@ def from_histograms(before: Scrape, after: Scrape, *, seconds: float, name: str 
     output = _marginal(from_histogram(outputs, _change(before, after, OUTPUT + "_sum") or 0.0), 1)
     reuse = Reuse()
     if share is not None and share >= 0.01:
-        tokens = _prefix_tokens(prompt, share)
-        reuse = Reuse(prefixes=1, prefix_tokens=tokens, share=tokens / prompt.mean)
+        tokens = _prefix_tokens(prompt.block(), share)
+        reuse = Reuse(prefixes=1, prefix_tokens=tokens, share=_shared(prompt.block(), tokens))
         notes.append(
             f"the prefix cache served {share:.0%} of the prompt tokens; one shared beginning of {tokens} tokens "
             f"({reuse.share:.0%}) stands in for it"
@@ -112,9 +113,15 @@ def _marginal(quantiles: tuple[int, ...], least: int) -> Marginal:
     return Marginal(sum(raised) / len(raised), least=min(raised), most=max(raised), quantiles=raised)
 
 
-def _prefix_tokens(prompt: Marginal, share: float) -> int:
-    """A beginning common to all prompts that makes up ``share`` of their tokens, as far as the shortest prompt has room."""
-    return max(0, min(round(share * prompt.mean), prompt.block()[0] - HEADER_DIGITS))
+def _shared(prompts: Sequence[int], prefix_tokens: int) -> float:
+    """The share of all prompt tokens that a common beginning makes up; short prompts hold what they have room for."""
+    return sum(min(prefix_tokens, room_for_prefix(tokens)) for tokens in prompts) / sum(prompts)
+
+
+def _prefix_tokens(prompts: Sequence[int], share: float) -> int:
+    """How long a beginning common to all prompts must be to make up ``share`` of their tokens, as far as that can be."""
+    longest = range(room_for_prefix(max(prompts)) + 1)
+    return min(bisect_left(longest, share, key=lambda tokens: _shared(prompts, tokens)), longest[-1])
 
 
 def _histogram(before: Scrape, after: Scrape, name: str) -> list[tuple[float, float]]:

@@ -21,15 +21,21 @@ HEADER_DIGITS = 8
 """Decimal digits of the header that makes each prompt unique."""
 
 
+def room_for_prefix(prompt_tokens: int) -> int:
+    """How much of a prompt a shared beginning can be: behind it stands the header."""
+    return max(0, prompt_tokens - HEADER_DIGITS)
+
+
 @dataclass(frozen=True, slots=True)
 class RequestSource:
     """Request *i* for every *i* >= 0.
 
     ``lengths`` holds (prompt tokens, output tokens) in whole blocks of 64 and repeats for ever. Prompts are cut from
     ``bodies`` (token ids of natural text, one per entry, at least as long as the longest prompt or repeated). Each begins
-    with the shared prefix ``shared_prefixes[i % n]`` if there are any, then a header: the request's number spelled with
-    ``digit_ids``. vLLM's prefix cache hashes blocks as a chain, so prompts that differ in their first block share none:
-    the header makes prompts unique without new text for each. Without ``bodies`` (a simulation, which needs only lengths)
+    with the shared prefix ``shared_prefixes[i % n]`` if there are any, as much of it as there is room for, then a header: the
+    request's number spelled with ``digit_ids``. vLLM's prefix cache hashes blocks as a chain, so prompts that differ in their
+    first block share none: the header makes prompts unique without new text for each. Without ``bodies`` (a simulation, which
+    needs only lengths)
     ``prompt_token_ids`` is empty. ``header_at`` moves the header of a body behind that many of its tokens, for prompts
     whose shared beginnings are the workload.
 
@@ -120,6 +126,7 @@ class RequestSource:
         if not self.bodies:
             return ()
         prefix = self.shared_prefixes[visit % len(self.shared_prefixes)] if self.shared_prefixes else ()
+        prefix = prefix[: room_for_prefix(prompt_tokens)]
         body = self.bodies[visit % len(self.bodies)]
         at = self.header_at[visit % len(self.header_at)] if self.header_at else 0
         head = (*prefix, *body[:at], *self._header(visit))

@@ -5,7 +5,9 @@ import statistics
 import pytest
 
 from vopt.optimizer.errors import UsageError
+from vopt.optimizer.load.materialise import materialise, shared_prefix_tokens
 from vopt.optimizer.load.metrics_text import from_histograms, parse
+from vopt.optimizer.load.text import TextTokenizer
 
 BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
@@ -70,13 +72,21 @@ def test_engines_of_one_server_are_added_up() -> None:
     assert from_histograms(before, after, seconds=10).requests == 400
 
 
-def test_prefix_hits_become_a_shared_beginning_as_far_as_the_prompts_allow() -> None:
+def test_prefix_hits_become_a_shared_beginning_as_far_as_the_prompts_allow(tokenizer: TextTokenizer) -> None:
     long = [900 + i for i in range(200)]
     traffic = from_histograms(parse(""), parse(scrape(long, OUTPUTS, hits=int(0.5 * sum(long)))), seconds=10)
     assert traffic.prefix_hit_share == pytest.approx(0.5)
     assert traffic.workload.reuse.prefix_tokens == pytest.approx(500, abs=30)
     short = from_histograms(parse(""), parse(scrape([9] * 200, OUTPUTS, hits=900)), seconds=10)
     assert short.workload.reuse.share < 0.2
+    mixed = [10 + 40 * (i % 50) for i in range(200)]  # one short prompt does not take the beginning from all others
+    found = from_histograms(parse(""), parse(scrape(mixed, OUTPUTS, hits=int(0.33 * sum(mixed)))), seconds=10).workload
+    assert found.reuse.share == pytest.approx(0.33, abs=0.01)
+    made = materialise(found, tokenizer, seed=0, vocab=1500, max_model_len=4096).source
+    prompts = [made.request(index).prompt_token_ids for index in range(128)]
+    assert len(set(prompts)) == 128
+    seen = sum(shared_prefix_tokens(prompts).seen_before) / sum(map(len, prompts))
+    assert seen == pytest.approx(0.33, abs=0.03), "whole blocks of 16"
 
 
 @pytest.mark.parametrize(("before", "after"), [(scrape(OLD, OLD), scrape(OLD, OLD)), ("", "other_metric 3\n")])
