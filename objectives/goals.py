@@ -174,7 +174,7 @@ def _checked(limit: Limit, text: str) -> Limit:
         )
     if unit == "ratio" and not limit.relative_to_baseline and limit.value > 1:
         percent = f"{limit.metric}{limit.op}{limit.value:g}%"
-        hint = f"write {percent}" if limit.value <= 100 and "%" not in text else "a ratio is at most 1 (100%)"
+        hint = f"write {percent}" if 2 <= limit.value <= 100 and "%" not in text else "a ratio is at most 1 (100%)"
         raise GoalError("a ratio lies between 0 and 1", repr(text), hint)
     if limit.slo and limit.op != "<=":
         raise GoalError("a bound on every request is an upper bound", repr(text), f"write {limit.metric}<={limit.value:g}")

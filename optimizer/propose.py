@@ -72,7 +72,7 @@ def _baseline(progress: Progress) -> Step | None:
         reason = "baseline" if not repairs else f"repaired baseline: {_difference(progress.attempts[-2], config)}"
         return Run(config, Stage.SEARCH, reason)
     if tried.record.failure is not None:
-        return Finish(f"the baseline cannot be started: {tried.reason}", infeasible=True)
+        return Finish(f"the baseline fails: {tried.reason}", infeasible=True)
     return None
 
 

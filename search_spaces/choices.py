@@ -173,5 +173,7 @@ def _marked(name: str, option: str) -> str:
 
 
 def _unknown(name: str, arguments: Arguments) -> str:
+    if name in arguments.arguments:
+        return "it is an argument of the API server, not of the engine: fix it with --set"
     near = difflib.get_close_matches(name, [*arguments.arguments], n=1)
     return f"vLLM {arguments.version} has no such argument" + (f"; did you mean {near[0]}?" if near else "")

@@ -9,6 +9,19 @@ from vopt.search_spaces.domain import Domains, argument_of
 from vopt.search_spaces.evidence import Evidence, Surroundings, evidence_for
 from vopt.search_spaces.parameter import Inactive, Parameter
 
+NOT_ITS_MODEL = {
+    "dense": "this model is a mixture of experts",
+    "moe": "this model is no mixture of experts",
+    "hybrid": "this model is no hybrid of attention and state layers",
+    "not_hybrid": "this model is a hybrid of attention and state layers",
+    "mla": "this model has no latent attention (MLA)",
+    "not_mla": "this model has latent attention (MLA)",
+    "multimodal": "this model takes text only",
+    "mtp": "this model has no layers that predict several tokens (MTP)",
+    "unquantized": "this model's weights are quantized",
+}
+"""Why a declaration is left out, by the kind of model that it applies to."""
+
 
 class Judge:
     """Says of each declaration whether it is searched, and if not, why."""
@@ -65,7 +78,7 @@ class Judge:
             elif self.of.subject.shape is None:
                 return "the model's shape is not known" if not d.asked else None
             elif not self._is(word):
-                return f"the model is not one it applies to ({word.replace('_', ' ')})"
+                return NOT_ITS_MODEL[word]
         return None
 
     def _is(self, word: str) -> bool:

@@ -77,6 +77,9 @@ def size_below_one(s: Settings) -> Violation | None:
         size = s.given(name)
         if isinstance(size, int) and not isinstance(size, bool) and size < 1:
             return Violation("size_below_one", f"{name} {size} is below 1", {name: None})
+    length = s.given("max_model_len")
+    if isinstance(length, int) and length < 1 and length != -1:  # -1: as long as the KV cache has room for
+        return Violation("size_below_one", f"max_model_len {length} is below 1", {"max_model_len": None})
     return None
 
 

@@ -169,6 +169,7 @@ def alike(theirs: Any, ours: Any) -> bool:
         ({"max_num_seqs": -3}, "size_below_one"),
         ({"tensor_parallel_size": 0}, "size_below_one"),
         ({"block_size": 0}, "size_below_one"),
+        ({"max_model_len": -5}, "size_below_one"),
         ({"max_model_len": 4096}, "length_above_model"),
         ({"max_num_batched_tokens": 64, "max_num_seqs": 64}, None),
         ({"mamba_block_size": 64, "enable_prefix_caching": False}, "state_block_without_caching"),

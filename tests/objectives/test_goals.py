@@ -48,6 +48,7 @@ def test_what_a_limit_may_be(text: str, limit: Limit) -> None:
         ("p95_ttft_s<=50%", "p95_ttft_s is in s, not in %", "p95_ttft_s<=500ms"),
         ("tokens_per_s>=5ms", "tokens_per_s is in tok/s, not in ms", "tokens_per_s>=100"),
         ("success_rate>=99", "a ratio lies between 0 and 1", "write success_rate>=99%"),
+        ("success_rate>=1.5", "a ratio lies between 0 and 1", "a ratio is at most 1"),
         ("success_rate>=101%", "a ratio lies between 0 and 1", "a ratio is at most 1"),
         ("mean_e2e_s<=0*baseline", "a multiple of the baseline must be above zero", "1.05*baseline"),
         ("mean_e2e_s<=2*default", "not a number with ms, s, % or *baseline", "mean_e2e_s<=500ms"),

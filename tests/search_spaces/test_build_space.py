@@ -116,7 +116,7 @@ def test_a_users_words_come_first() -> None:
     found = reasons(space)
     assert found["max_num_seqs"] == "kept at vLLM's default by you"
     assert found["max_num_batched_tokens"] == "set by you to 4096"
-    assert "not hybrid" in found["block_size"]
+    assert "is a hybrid" in found["block_size"]
     assert space["gpu_memory_utilization"].values == (0.9, 0.92, 0.95)
     assert space["watermark"].values == (0.0, 0.05)
     assert space.facts["set"] == {"max_num_batched_tokens": 4096}
