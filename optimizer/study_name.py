@@ -10,6 +10,8 @@ from vopt.optimizer.errors import UsageError
 
 MOST_BYTES = 120
 """With the endings that exports and records add, below the 255 bytes that file systems take."""
+ROOM = 8
+"""Of these, for the number behind a name that was made."""
 _NAME = re.compile(r"\w[\w.+=@-]*")
 
 
@@ -25,15 +27,15 @@ def checked_name(name: str) -> str:
     )
 
 
-def safe_name(text: str) -> str:
+def safe_name(text: str, most_bytes: int = MOST_BYTES) -> str:
     """The nearest name that a study may have: other characters become ``-``."""
     kept = re.sub(r"-{2,}", "-", re.sub(r"[^\w.+=@-]", "-", text)).strip("-.+=@")
-    return kept.encode("utf-8", errors="ignore")[:MOST_BYTES].decode("utf-8", errors="ignore").rstrip("-.+=@") or "study"
+    return kept.encode("utf-8", errors="ignore")[:most_bytes].decode("utf-8", errors="ignore").rstrip("-.+=@") or "study"
 
 
 def next_name(taken: Collection[str], setup: Mapping[str, Any]) -> str:
     """``<model in lower case>-<goal>-<n>``, the first free n."""
     goal = setup["goal"]
     model = str(setup["model"]).rstrip("/").rsplit("/", 1)[-1].lower()
-    stem = safe_name(f"{safe_name(model)[:80]}-{goal['name'] if isinstance(goal, Mapping) else goal}")
+    stem = safe_name(f"{safe_name(model, 80)}-{goal['name'] if isinstance(goal, Mapping) else goal}", MOST_BYTES - ROOM)
     return next(name for n in range(1, len(taken) + 2) if (name := f"{stem}-{n}") not in taken)

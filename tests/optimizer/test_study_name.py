@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vopt.optimizer.errors import UsageError
@@ -56,6 +56,7 @@ def test_any_text_gives_a_name_that_stays_in_its_directory(text: str) -> None:
 
 
 @given(st.text(min_size=1))
+@example("\N{MATHEMATICAL BOLD CAPITAL A}" * 30)  # four bytes each
 def test_a_study_is_named_after_any_model_directory(text: str) -> None:
     name = next_name((), {"model": f"/models/{text}", "goal": "throughput"})
     assert checked_name(name) == name
