@@ -110,12 +110,10 @@ def _reported() -> Iterator[None]:
     except (typer.Exit, streams.ReaderGone):
         raise
     except OSError as error:
-        lacking = refused(error)
-        _say(lacking)
+        _say(lacking := refused(error))
         raise typer.Exit(lacking.exit_code) from None
     except Exception as error:  # noqa: BLE001  # a traceback tells a user nothing; it is kept in a file
-        fault = unforeseen(error)
-        _say(fault)
+        _say(fault := unforeseen(error))
         raise typer.Exit(fault.exit_code) from None
 
 
