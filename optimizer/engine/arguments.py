@@ -84,7 +84,12 @@ class VllmProbe:
     def __init__(self, python: str, *, timeout_s: float = 180.0, environment: Mapping[str, str] | None = None) -> None:
         self.python = python
         self._timeout_s = timeout_s
-        self._environment: dict[str, str] = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", **(environment or {})}
+        self._environment: dict[str, str] = {
+            **os.environ,
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "VLLM_NO_USAGE_STATS": "1",
+            **(environment or {}),
+        }
         self._child: _Child | None = None
 
     def __enter__(self) -> Self:

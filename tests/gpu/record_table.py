@@ -46,10 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stand = starts.stand_of(typed, typed.model)
         facts = {"levels": levels, "window_s": typed.window, "space": {name: list(v[1:]) for name, v in SPACE.items()}}
         journal = starts.Journal(typed.out, stand.header("recorded-table", **facts))
+        with starts.reserved(stand, "a recorded table"):
+            return record(stand, journal, starts.Patience(typed.budget), levels, typed)
     except (VoptError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
-    return record(stand, journal, starts.Patience(typed.budget), levels, typed)
 
 
 def record(
