@@ -84,12 +84,9 @@ class VllmProbe:
     def __init__(self, python: str, *, timeout_s: float = 180.0, environment: Mapping[str, str] | None = None) -> None:
         self.python = python
         self._timeout_s = timeout_s
-        self._environment: dict[str, str] = {
-            **os.environ,
-            "VLLM_LOGGING_LEVEL": "ERROR",
-            "VLLM_NO_USAGE_STATS": "1",
-            **(environment or {}),
-        }
+        self._environment = (
+            dict(os.environ) | {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"} | dict(environment or {})
+        )
         self._child: _Child | None = None
 
     def __enter__(self) -> Self:
@@ -101,7 +98,7 @@ class VllmProbe:
     def see(self, environment: Mapping[str, str]) -> None:
         """What shows the child the GPUs of a trial and no others (``gpus.cuda_environment``): whether a tensor-parallel size
         fits, and what the defaults are, depends on them. A child that saw others ends."""
-        if self._environment != (seeing := self._environment | environment):
+        if self._environment != (seeing := self._environment | dict(environment)):
             self.close()
             self._environment = seeing
 

@@ -1,4 +1,4 @@
-"""Two sides of one comparison: fresh starts in pairs whose order alternates, and the ratio of their figures with its interval."""
+"""Two sides of one comparison: fresh starts in pairs whose order alternates, and the ratios of figures with an interval."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     python tests/gpu/tensor_parallel.py --models MODELS --gpus 0,1 [--model qwen3-8b] [--pairs 2] [--levels 32,256]
 
 Fresh starts, in pairs whose order alternates, on the same GPUs: the first of them, or both. Run it again until it says that
-nothing remains (exit code 10). Prints two GPUs / one GPU for each figure; two engines of one GPU each would double the throughput
-and leave the latencies as they are, which is what the last lines set it against.
+nothing remains (exit code 10). Prints two GPUs / one GPU for each figure (two engines of one GPU each would double the
+throughput and leave the latencies as they are), then the room for the KV cache and the times of the starts.
 """
 
 from __future__ import annotations
@@ -82,11 +82,10 @@ def capacity_words(entries: Sequence[pairs.Entry]) -> str:
     lines = []
     for name in (ONE, TWO):
         of_side = [entry for entry in entries if side_of(entry) == name]
-        tokens = {entry["started"]["kv_cache_tokens"] for entry in of_side}
+        tokens = sorted({entry["started"]["kv_cache_tokens"] or 0 for entry in of_side})
+        room = " or ".join(f"{count:,}" for count in tokens)
         seconds = ", ".join(f"{entry['phase_s']['start']:.0f}" for entry in of_side)
-        lines.append(
-            f"  {name:<9} KV cache {' or '.join(f'{n:,}' for n in sorted(filter(None, tokens)))} tokens; starts {seconds} s"
-        )
+        lines.append(f"  {name:<9} KV cache {room} tokens; starts {seconds} s")
     return "\n".join(lines)
 
 

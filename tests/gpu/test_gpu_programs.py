@@ -136,12 +136,11 @@ def test_both_ways_of_measuring_are_compared(tmp_path: Path, capsys: pytest.Capt
     assert [entry["served"] for entry in entries] == [False, True, True, False]
 
 
-def test_one_gpu_is_compared_with_two(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_gpu_against_two(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
     for name in tensor_parallel.NO_MULTICAST.keys() - {"NCCL_NVLS_ENABLE"}:
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that what the program sets goes with the test
+        monkeypatch.delenv(name)
     words = [*SMALL, "--pairs", "2", "--levels", "4,16", "--out", str(tmp_path / "tp.jsonl"), *TRY]
     assert tensor_parallel.main([*words, "--budget", "0"]) == starts.WORK_REMAINS
     assert tensor_parallel.main(words) == 0
@@ -157,9 +156,7 @@ def test_one_gpu_is_compared_with_two(
     assert tensor_parallel.main([*words, "--gpus", "1"]) == 2
 
 
-def test_a_measurement_is_set_against_the_same_beside_another_engine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_measurement_alone_against_one_beside_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*SMALL, "--rounds", "2", "--concurrency", "8", "--out", str(tmp_path / "side.jsonl"), *TRY]
     assert side_by_side.main([*words, "--rounds", "1"]) == 0
     assert "too few rounds to say" in capsys.readouterr().out
