@@ -31,6 +31,7 @@ from vopt.optimizer.engine.spare import Spares
 from vopt.optimizer.engine.supervised import SupervisedProcess
 from vopt.optimizer.load.plan import Arrivals, LoadPlan
 from vopt.optimizer.load.source import RequestSource
+from vopt.optimizer.locks import lock_gpus
 from vopt.optimizer.trial import Deadlines, EngineConfig, TrialSpec
 
 PATIENCE_S = 900.0
@@ -147,7 +148,10 @@ def main() -> None:
             value = json.loads(value)
         fixed[name] = value
     configs = [{**fixed, "max_num_batched_tokens": int(tokens)} for tokens in options.tokens.split(",")]
-    with tempfile.TemporaryDirectory(prefix="vopt-restart-") as folder:
+    chosen = [gpu.uuid for gpu in gpus.visible(gpus.inventory())[:1]]  # the one that plain vllm serve takes as well
+    with tempfile.TemporaryDirectory(prefix="vopt-restart-") as folder, contextlib.ExitStack() as held:
+        for lock in lock_gpus(chosen, "the restart benchmark"):
+            held.enter_context(lock)
         ours = through_vopt(options.model, configs, options.python, Path(folder))
         plain = through_plain_serve(options.model, configs, options.python, Path(folder))
     sums = {side: sum(one.outside_s for one in many) for side, many in (("vopt", ours), ("plain", plain))}

@@ -127,6 +127,7 @@ class Stand:
     digest: str
     open_session: OpenSession
     directory: Path
+    start_limit_s: float = 420.0
 
     def header(self, purpose: str, **facts: Any) -> dict[str, Any]:
         """The first line of a journal: what was measured, and with what."""
@@ -162,6 +163,7 @@ def add_options(parser: argparse.ArgumentParser, *, out: str) -> None:
     parser.add_argument("--out", type=Path, default=Path(out), help=f"where results are kept and gone on from ({out})")
     parser.add_argument("--budget", type=float, default=540.0, metavar="S", help="begin nothing that would end later (540)")
     parser.add_argument("--window", type=float, default=10.0, metavar="S", help="seconds of each measured window (10)")
+    parser.add_argument("--start-limit", type=float, default=420.0, metavar="S", help="a start that takes longer hangs (420)")
     parser.add_argument("--workload", default="chat", help="like vopt's --workload")
     parser.add_argument("--seed", type=int, default=0)
 
@@ -193,7 +195,14 @@ def stand_of(typed: argparse.Namespace, model: str) -> Stand:
     kind = "simulated" if subject.machine.simulated else "vllm"
     logs = typed.out.absolute().parent / f"{typed.out.stem}-logs" / Path(model).name
     return Stand(
-        options, subject, load.requests.source, load.workload.to_json(), load.workload.digest, opener(kind, subject), logs
+        options,
+        subject,
+        load.requests.source,
+        load.workload.to_json(),
+        load.workload.digest,
+        opener(kind, subject),
+        logs,
+        typed.start_limit,
     )
 
 
@@ -243,7 +252,9 @@ def session_of(stand: Stand, config: Mapping[str, Any], *, label: str, served: b
         except FileExistsError:
             number += 1
     spec = spec_of(stand.subject, stand.options, Asked(Arrivals.CLOSED), stand.directory, number)
-    return stand.open_session(replace(spec, label=label, arguments=stand.subject.fixed | config), served)
+    limits = replace(spec.deadlines, start_s=stand.start_limit_s)  # time on a GPU is short: nothing waits 15 minutes
+    spec = replace(spec, label=label, arguments=stand.subject.fixed | config, deadlines=limits)
+    return stand.open_session(spec, served)
 
 
 def measured_start(

@@ -55,9 +55,15 @@ def arguments() -> dict[str, Any]:
 
 
 def spec(model: str, directory: Path) -> TrialSpec:
-    free = [gpu.uuid for gpu in gpus.visible(gpus.inventory()) if gpu.free][:1]
+    """On the first free GPU; the one that the engine before it was on becomes free a moment after its end."""
+
+    def free() -> list[str] | None:
+        seen = gpus.visible(gpus.inventory())
+        return [gpu.uuid for gpu in seen if gpu.free][:1] or (None if seen else [])
+
+    eventually(lambda: free() is not None, 60.0)
     return TrialSpec(
-        "0", model, EngineConfig(arguments()), directory, sys.executable, gpus=tuple(free), deadlines=Deadlines(900)
+        "0", model, EngineConfig(arguments()), directory, sys.executable, gpus=tuple(free() or ()), deadlines=Deadlines(900)
     )
 
 

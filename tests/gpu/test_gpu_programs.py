@@ -71,6 +71,21 @@ def test_a_table_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.Capture
     assert recorded.recorded_landscape(out).regret({}) < 1.0
 
 
+def test_a_table_is_recorded_in_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SMALL, "--rows", "4", "--levels", "4", "--out", str(tmp_path / "table.jsonl"), *TRY]
+    for place in (0, 1):
+        assert record_table.main([*words, "--part", f"{place}/2"]) == 0
+    first, second = (tmp_path / f"table-{place}-of-2.jsonl" for place in (0, 1))
+    with first.open("a") as file:
+        file.writelines(second.read_text().splitlines(keepends=True)[1:])
+    table = recorded.read_table(first)
+    assert len(table.starts) == 8
+    first.rename(tmp_path / "table.jsonl")
+    assert record_table.main([*words, "--budget", "0"]) == 0, "together they are the whole table"
+    with pytest.raises(SystemExit):
+        record_table.main([*words, "--part", "2/2"])
+
+
 def test_a_table_of_something_else_is_not_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*SMALL, "--rows", "1", "--levels", "4", "--out", str(tmp_path / "table.jsonl"), *TRY]
     assert record_table.main(words) == 0
