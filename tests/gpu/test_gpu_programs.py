@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from vopt.optimizer import gpus, host
+from vopt.optimizer.engine.process import ProcessSession, engine_environment
+from vopt.optimizer.locks import Locked
 from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Phase
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -149,6 +155,32 @@ def test_both_ways_of_measuring_are_compared(tmp_path: Path, capsys: pytest.Capt
     assert "served / in-process over 2 pairs" in printed
     entries = [json.loads(line) for line in next(tmp_path.glob("served-*.jsonl")).read_text().splitlines()[1:]]
     assert [entry["served"] for entry in entries] == [False, True, True, False]
+
+
+def test_of_two_gpus_each_engine_has_its_own_and_nobody_else_has_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = tuple(gpus.Gpu(f"GPU-{index}", index, "NVIDIA H200", 140 << 30, 0) for index in (0, 1))
+    monkeypatch.setattr(gpus, "inventory", lambda: both)
+    monkeypatch.setattr(host, "reserved", partial(host.reserved, folder=tmp_path / "locks"))
+    parser = argparse.ArgumentParser()
+    starts.add_options(parser, out=str(tmp_path / "o.jsonl"))
+    simulated = starts.stand_of(parser.parse_args([*SMALL[2:], "--simulate", "h200"]), "Qwen/Qwen3-0.6B")
+    machine = replace(simulated.subject.machine, hardware=None, uuids=("GPU-0", "GPU-1"), count=2)
+    stand = replace(simulated, subject=replace(simulated.subject, machine=machine))
+    specs = []
+    for place in (0, 1):
+        session = starts.session_of(starts.on_one_gpu(stand, place), {}, label="one")
+        assert isinstance(session, ProcessSession)
+        specs.append(session._spec)
+        assert engine_environment(session._spec)[0]["CUDA_VISIBLE_DEVICES"] == str(place)
+    assert specs[0].directory != specs[1].directory
+    assert specs[0].deadlines.start_s == 420.0
+    with starts.reserved(starts.on_one_gpu(stand, 0), "one"):
+        with starts.reserved(starts.on_one_gpu(stand, 1), "two"):
+            pass
+        with pytest.raises(Locked, match="GPU-0 is in use by one of Qwen3"), starts.reserved(stand, "three"):
+            pass
 
 
 def test_one_gpu_against_two(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
