@@ -67,7 +67,7 @@ def repeat(typed: argparse.Namespace, model: str, patience: starts.Patience) -> 
             need_s = entry["wall_s"]
             print(f"{starts.row_words(entry)} ({need_s:.0f} s)", flush=True)
     print(spread_words(Path(model).name, journal.entries))
-    return max(0, typed.starts - len(journal.entries))
+    return max(0, int(typed.starts) - len(journal.entries))
 
 
 def spread_words(model: str, entries: Sequence[dict[str, Any]]) -> str:

@@ -83,7 +83,7 @@ def measure(stand: starts.Stand, journal: starts.Journal, patience: starts.Patie
         took.append(entry["wall_s"])
         rates = ", ".join(f"{name} {load['metrics'].get('tokens_per_s', 0):,.0f}" for name, load in entry["loads"].items())
         print(f"round {number + 1}: tokens/s {rates} ({entry['wall_s']:.0f} s)", flush=True)
-    return max(0, typed.rounds - len(journal.entries))
+    return max(0, int(typed.rounds) - len(journal.entries))
 
 
 def measured_round(stand: starts.Stand, plan: LoadPlan, number: int) -> dict[str, Any]:
