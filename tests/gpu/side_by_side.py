@@ -3,9 +3,9 @@
     python tests/gpu/side_by_side.py --models MODELS --gpus 0,1 [--model qwen3-0.6b] [--rounds 3] [--concurrency 256]
 
 Each round is one fresh start on the first GPU, on which three loads are measured: alone, while an engine starts on the second
-GPU (imports, compilation, capture: what the CPUs notice most), and while that engine is under the same load. The load alone
-comes first or last by turns. Run it again until it says that nothing remains (exit code 10). Prints beside / alone for each
-figure, with a 95 % interval of the mean of the logarithms over the rounds (Student's t), and what it says.
+GPU, its successor's imports beside it as in a search (what the CPUs notice most), and while that engine is under the same load.
+The load alone comes first or last by turns. Run it again until it says that nothing remains (exit code 10). Prints beside /
+alone for each figure, with a 95 % interval of the mean of the logarithms over the rounds (Student's t), and what it says.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vopt.objectives.records import LoadResult
 from vopt.optimizer.errors import VoptError
 from vopt.optimizer.first_load import NumberedLoads
 from vopt.optimizer.load.plan import LoadPlan
-from vopt.optimizer.trial import EngineFailure
+from vopt.optimizer.trial import EngineFailure, Phase
 
 ALONE, START, LOAD = "alone", "beside_start", "beside_load"
 ORDERS = ((ALONE, START, LOAD), (START, LOAD, ALONE))
@@ -77,8 +77,9 @@ def measure(stand: starts.Stand, journal: starts.Journal, patience: starts.Patie
     """The missing rounds, as far as the budget reaches; how many remain."""
     took = [entry["wall_s"] for entry in journal.entries] or [pairs.FIRST_START_S + 8 * typed.window]
     plan = starts.closed(typed.concurrency, typed.window, typed.seed)
+    own, other = starts.on_one_gpu(stand, 0), starts.on_one_gpu(stand, 1, ahead=True)
     while (number := len(journal.entries)) < typed.rounds and patience.covers(max(took)):
-        entry = measured_round(stand, plan, number)
+        entry = measured_round(own, other, plan, number)
         journal.add(entry)
         took.append(entry["wall_s"])
         rates = ", ".join(f"{name} {load['metrics'].get('tokens_per_s', 0):,.0f}" for name, load in entry["loads"].items())
@@ -86,15 +87,15 @@ def measure(stand: starts.Stand, journal: starts.Journal, patience: starts.Patie
     return max(0, int(typed.rounds) - len(journal.entries))
 
 
-def measured_round(stand: starts.Stand, plan: LoadPlan, number: int) -> dict[str, Any]:
+def measured_round(own: starts.Stand, other: starts.Stand, plan: LoadPlan, number: int) -> dict[str, Any]:
     """One start on the first GPU and its three loads, with one start on the second: a journal's line."""
     order, began_s, began_at = ORDERS[number % 2], time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-    session = starts.session_of(starts.on_one_gpu(stand, 0), {}, label=f"{number + 1}-measured")
-    neighbour = Neighbour(starts.on_one_gpu(stand, 1), plan, label=f"{number + 1}-neighbour")
+    session = starts.session_of(own, {}, label=f"{number + 1}-measured")
+    neighbour = Neighbour(other, plan, label=f"{number + 1}-neighbour")
     loads: dict[str, dict[str, Any]] = {}
     try:
         started = session.start(starts.told(f"{number + 1}-measured"))
-        once = NumberedLoads(stand.source, lambda tick: True).on(session.load)
+        once = NumberedLoads(own.source, lambda tick: True).on(session.load)
         once(starts.closed(plan.concurrency or 1, plan.window_s / 2, plan.seed))  # the first load on an engine reads low
         for name in order:
             starts.say(f"round {number + 1}: {name}")
@@ -129,7 +130,7 @@ class Neighbour:
         self._endless = starts.closed(plan.concurrency or 1, 3600.0, plan.seed + 1)
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._settled, self._enough = threading.Event(), threading.Event()
+        self._begun, self._settled, self._enough = threading.Event(), threading.Event(), threading.Event()
         self._ticks = 0
         self.start_s: float | None = None
         self.left_behind: tuple[str, ...] = ()
@@ -138,11 +139,9 @@ class Neighbour:
         """One load of the measured engine while this one starts, is under load, or is not there. Raises what went wrong with
         this one: what was measured beside it then means nothing."""
         if name == START:
-            self._run(self._start)
+            self._run(self._start, self._begun)
         elif name == LOAD:
-            self._run(self._load)
-            while not self._settled.wait(0.2) and self._alive():
-                pass
+            self._run(self._load, self._settled)
         result = measure()
         if name == LOAD and not self._alive():
             self._joined()
@@ -154,8 +153,13 @@ class Neighbour:
 
     def _start(self) -> None:
         began_s = time.monotonic()
-        self._session.start(starts.told(self._label))
+        self._session.start(self._on_phase)
         self.start_s = time.monotonic() - began_s
+
+    def _on_phase(self, phase: Phase, words: str) -> None:
+        starts.told(self._label)(phase, words)
+        if "starting" in words:  # its imports are behind it: its GPU and all CPUs get to work
+            self._begun.set()
 
     def _load(self) -> None:
         self._session.load(self._stand.source, self._endless, self._on_tick)
@@ -166,7 +170,9 @@ class Neighbour:
             self._settled.set()
         return not self._enough.is_set()
 
-    def _run(self, step: Callable[[], None]) -> None:
+    def _run(self, step: Callable[[], None], far_enough: threading.Event) -> None:
+        """One step on a thread of its own; returns when it is far enough to be measured beside, or over."""
+
         def caught() -> None:
             try:
                 step()
@@ -175,6 +181,8 @@ class Neighbour:
 
         self._thread = threading.Thread(target=caught, daemon=True)
         self._thread.start()
+        while not far_enough.wait(0.2) and self._alive():
+            pass
 
     def _alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive()

@@ -211,13 +211,15 @@ def reserved(stand: Stand, purpose: str) -> AbstractContextManager[None]:
     return host.reserved(stand.subject, f"{purpose} of {Path(stand.subject.model.name).name}")
 
 
-def on_one_gpu(stand: Stand, place: int) -> Stand:
-    """The same stand on one of its GPUs alone, with logs of its own. No process imports ahead for the next start: what
-    works on this host is what is measured, and what is meant to be beside it."""
+def on_one_gpu(stand: Stand, place: int, *, ahead: bool = False) -> Stand:
+    """The same stand on one of its GPUs alone, with logs of its own. ``ahead``: while an engine of it starts, a process imports
+    vLLM for its next start, as in a search; without it nothing works on this host but what is meant to."""
     machine = replace(stand.subject.machine, uuids=stand.subject.machine.uuids[place : place + 1], count=1)
     subject = replace(stand.subject, machine=machine)
-    alone = opener("simulated", subject) if machine.simulated else lambda spec, served: ProcessSession(spec)
-    return replace(stand, subject=subject, open_session=alone, directory=stand.directory / f"gpu-{place}")
+    open_session = opener("simulated" if machine.simulated else "vllm", subject)
+    if not (ahead or machine.simulated):
+        open_session = lambda spec, served: ProcessSession(spec)  # noqa: E731 - the same as above, without what comes ahead
+    return replace(stand, subject=subject, open_session=open_session, directory=stand.directory / f"gpu-{place}")
 
 
 def told(label: str) -> OnPhase:

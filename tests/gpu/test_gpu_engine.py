@@ -138,10 +138,11 @@ def test_one_short_search(model: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "vopt.optimizer", "search", "--model", os.path.abspath(model), *words]
     others = {entry.identity for entry in descendants(os.getpid())}
     path = os.pathsep.join(os.path.abspath(part) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part)
+    # What it says as it goes stays on standard error: with -s a detached run can be followed.
     done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stdout[-3000:]
     answer = json.loads(done.stdout)
     assert answer["verdict"] in ("better", "no_gain", "unconfirmed")
     assert answer["trials"]["measured"] >= 3
