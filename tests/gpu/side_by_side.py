@@ -222,9 +222,9 @@ def verdict(figures: Sequence[Sequence[float]]) -> str:
     bounds = [pairs.interval(logs) for logs in figures]
     if all(low >= 1 - HARMLESS and high <= 1 + HARMLESS for low, high in bounds):
         return f"no disturbance beyond {HARMLESS:.0%}: trials may run side by side"
-    if any(low > 1 or high < 1 for low, high in bounds):
-        return "disturbed: figures of trials side by side do not compare with those of trials alone"
-    return f"not known: these rounds cannot tell {HARMLESS:.0%} from nothing"
+    if any(low > 1 + HARMLESS or high < 1 - HARMLESS for low, high in bounds):
+        return f"disturbed by more than {HARMLESS:.0%}: trials side by side do not compare with trials alone"
+    return f"not known: these rounds cannot tell whether it is more than {HARMLESS:.0%}"
 
 
 if __name__ == "__main__":
