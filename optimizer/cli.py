@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vopt.optimizer import streams
-from vopt.optimizer.errors import GateFailed, Interrupted, NothingFeasible, VoptError
-from vopt.optimizer.faults import refused, unforeseen
+from vopt.optimizer.errors import GateFailed, NothingFeasible, VoptError
+from vopt.optimizer.faults import ending
 from vopt.optimizer.interruption import listen
 from vopt.optimizer.one_thread import one_thread
 from vopt.optimizer.options import (
@@ -101,20 +101,11 @@ def _reported() -> Iterator[None]:
     """Turns an error into one paragraph on stderr and its exit code; one that nobody expected too."""
     try:
         yield
-    except VoptError as error:
-        _say(error)
-        raise typer.Exit(error.exit_code) from None
-    except KeyboardInterrupt:
-        print("vopt: interrupted", file=sys.stderr)
-        raise typer.Exit(Interrupted.exit_code) from None
     except (typer.Exit, streams.ReaderGone):
         raise
-    except OSError as error:
-        _say(lacking := refused(error))
-        raise typer.Exit(lacking.exit_code) from None
-    except Exception as error:  # noqa: BLE001  # a traceback tells a user nothing; it is kept in a file
-        _say(fault := unforeseen(error))
-        raise typer.Exit(fault.exit_code) from None
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # a traceback tells a user nothing; it is kept in a file
+        _say(end := ending(error))
+        raise typer.Exit(end.exit_code) from None
 
 
 def _say(error: VoptError) -> None:
