@@ -17,7 +17,7 @@ import typer
 from vopt.optimizer import streams
 from vopt.optimizer.errors import GateFailed, NothingFeasible, VoptError
 from vopt.optimizer.faults import ending
-from vopt.optimizer.interruption import listen
+from vopt.optimizer.interruption import close_ears, listen
 from vopt.optimizer.one_thread import one_thread
 from vopt.optimizer.options import (
     BenchOptions,
@@ -60,6 +60,8 @@ def main() -> None:
     except VoptError as error:
         _say(error)
         sys.exit(error.exit_code)
+    finally:
+        close_ears()
 
 
 def verbs() -> tuple[str, ...]:
@@ -67,17 +69,22 @@ def verbs() -> tuple[str, ...]:
     return tuple(str(info.name) for info in app.registered_commands)
 
 
-@app.callback()
-def vopt(
-    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-) -> None:
-    """Finds the vLLM launch command that is best for your model, machine and workload, and says how much better it is."""
-    if show_version:
+def _show_version(asked: bool) -> None:
+    if asked:
         try:
             print(version("vopt"))
         except PackageNotFoundError:
             print("source tree")
         raise typer.Exit
+
+
+@app.callback()
+def vopt(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Finds the vLLM launch command that is best for your model, machine and workload, and says how much better it is."""
 
 
 def _verb(name: str, options: type[Any]) -> Callable[[Callable[[Any], int | None]], Callable[[Any], int | None]]:

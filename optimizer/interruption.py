@@ -18,6 +18,12 @@ def listen() -> None:
             signal.signal(number, signal.default_int_handler)
 
 
+def close_ears() -> None:
+    """From here on there is nothing left to end: the exit code is decided, and a late signal would only replace it."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def was_interrupted(error: BaseException) -> bool:
     """Whether ``error`` is an interruption, or came of one: code that a signal cuts off in its middle (a commit, a clean-up)
     may end with an exception of its own."""

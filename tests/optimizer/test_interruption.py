@@ -128,3 +128,29 @@ def test_a_command_that_waits_ends_with_130_and_no_traceback(tmp_path: Path) -> 
     os.close(writing)
     assert (waiting.returncode, out) == (130, "")
     assert "Traceback" not in err
+
+
+LATE = """
+import atexit, os, signal, sys
+atexit.register(os.kill, os.getpid(), signal.{name})
+from vopt.optimizer.cli import main
+sys.argv = ["vopt", *{words!r}]
+main()
+"""
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["show", "--storage", "sqlite:///none.db"], 3)])
+def test_a_signal_after_the_last_word_changes_no_exit_code(
+    tmp_path: Path, number: signal.Signals, words: list[str], code: int
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    ended = subprocess.run(
+        [sys.executable, "-c", LATE.format(name=number.name, words=words)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == code, ended.stderr
+    assert "Traceback" not in ended.stderr
