@@ -177,12 +177,12 @@ def test_a_search_and_its_preflight_share_the_child(release: Path, tmp_path: Pat
     (model / "config.json").write_text(json.dumps(config))
     asked: list[str | None] = []
 
-    def run(prepared: Prepared, study: Study, listener: object, probe: VllmProbe) -> StudyRecord:
+    def run(prepared: Prepared, study: Study, listener: object, probe: VllmProbe, interruption: object) -> StudyRecord:
         preflight = Preflight(prepared.subject, lambda _: None, probe)
         asked.extend(preflight.refusal(EngineConfig({"seed": seed})) for seed in (0, 4))
         return read_study(options.storage, study.name)
 
-    monkeypatch.setattr(launching, "_run", run)
+    monkeypatch.setattr(launching, "_search", run)
     storage = f"sqlite:///{tmp_path}/studies.db"
     options = SearchOptions(
         goal=["throughput"], model=str(model), python=Path(sys.executable), storage=storage, set=["load_format=dummy"]
