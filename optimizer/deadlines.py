@@ -18,7 +18,7 @@ FLOORS_S = {StartClass.FIRST: 300.0, StartClass.NEW_KEY: 300.0, StartClass.KNOWN
 PLAN_FACTOR = 4.0
 SEEN_FACTOR = 2.0
 LOST_CACHE_FACTOR = 1.5
-"""Over the longest start seen: the caches may be gone (removed, another host's), and then a known key costs what the first did."""
+"""Over the longest start seen: where the caches are gone (removed, another host), a known key costs what the first did."""
 SERVED_EXTRA_S = 60.0
 """``vllm serve`` imports its HTTP front end as well and compiles nothing in advance."""
 LEAST_STOP_S, MOST_STOP_S = 20.0, 60.0
