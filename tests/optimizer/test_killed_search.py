@@ -15,7 +15,7 @@ from vopt.optimizer.engine.kin import descendants
 
 SIMULATED = (
     *("search", "--goal", "throughput", "--model", "Qwen/Qwen3-8B", "--simulate", "h200", "--concurrency", "256"),
-    *("--window", "3", "--soak", "0", "--rounds", "0", "--trials", "24", "--time-budget", "24h"),
+    *("--window", "3", "--soak", "0", "--rounds", "0", "--trials", "12", "--time-budget", "24h"),
     *("--vary", "max_num_seqs=64,128,256,512,1024,2048", "--vary", "max_num_batched_tokens=2048,4096,8192,16384,32768"),
 )
 

@@ -17,8 +17,8 @@ from support.sessions import eventually
 
 from vopt.optimizer.engine.kin import alive, descendants
 from vopt.optimizer.history import SAMPLED_STAGES, Stage, StudyRecord
+from vopt.optimizer.setup import Budget
 from vopt.optimizer.study import read_study
-from vopt.optimizer.trial import Blame
 
 
 def begin(folder: Path, words: Sequence[str], environment: dict[str, str], **options: object) -> subprocess.Popen[str]:
@@ -47,8 +47,12 @@ def shortest_s(folder: Path) -> float:
 
 
 def _await(folder: Path, running: subprocess.Popen[str], before: int) -> None:
-    """Until one more result is on disk, or the search ended."""
-    eventually(lambda: results(folder) > before or running.poll() is not None, 240.0)
+    """Until one more result is on disk, or the search ended. Looks often: a simulated trial takes some tens of milliseconds,
+    and a study of twelve has no more than two results to spare."""
+    until = time.monotonic() + 240.0
+    while results(folder) <= before and running.poll() is None:
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.002)
 
 
 def kill_at_random(folder: Path, words: Sequence[str], environment: dict[str, str], *, kills: int, seed: int) -> StudyRecord:
@@ -83,11 +87,17 @@ def kill_at_random(folder: Path, words: Sequence[str], environment: dict[str, st
 
 
 def check_study(study: StudyRecord, trials: int) -> None:
-    """At least ``trials`` starts of search and screening, each judged on its own merits, none twice, and an answer."""
+    """Exactly the starts of search and screening that ``--trials`` asks for, each of them finished, measured and there once: as
+    many different configurations as the plan has, a second start of some of them in the screening, and nothing else, no label
+    twice (a start that was killed leaves none); and an answer."""
     sampled = [record for record in study.trials if record.stage in SAMPLED_STAGES]
-    assert len(sampled) >= trials, [(record.label, str(record.failure)) for record in sampled]
-    assert all(record.metrics is not None or record.failure is not None for record in sampled)
-    assert all(record.failure is None or record.failure.kind.blame is Blame.CONFIGURATION for record in sampled)
-    assert max(Counter(record.label for record in study.trials).values()) == 1
-    assert max(Counter(record.config for record in sampled if record.stage is Stage.SEARCH).values()) == 1
+    told = [(record.label, str(record.stage), str(record.failure)) for record in study.trials]
+    assert len(sampled) == trials, told
+    assert all(record.metrics is not None and record.failure is None for record in sampled), told
+    assert max(Counter(record.label for record in study.trials).values()) == 1, told
+    budget = Budget(trials=trials)
+    for stage, starts in ((Stage.SEARCH, budget.searched), (Stage.SCREENING, budget.screening)):
+        configs = [record.config for record in sampled if record.stage is stage]
+        assert len(configs) == len(set(configs)) == starts, told
+    assert {r.config for r in sampled if r.stage is Stage.SCREENING} < {r.config for r in sampled if r.stage is Stage.SEARCH}
     assert study.recommendation is not None
