@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.killing import begin, check_study, kill_at_random
+from support.segments import SegmentWatch
 from support.sessions import eventually, named
 
 from vopt.optimizer.engine.kin import descendants
@@ -58,10 +59,10 @@ def test_ctrl_c_ends_the_search_and_its_engine(
 def test_ten_kills_lose_nothing_and_repeat_nothing(
     tmp_path: Path, vllm_python: str, tiny_models: tuple[Path, Path], engine_cache: Path
 ) -> None:
-    before = set(os.listdir("/dev/shm"))
-    check_study(
-        kill_at_random(tmp_path, search_words(tiny_models[0]), {"XDG_CACHE_HOME": str(engine_cache)}, kills=10, seed=4), 12
-    )
-    assert descendants(os.getpid()) == ()
-    ours = {name for name in set(os.listdir("/dev/shm")) - before if os.stat(f"/dev/shm/{name}").st_uid == os.getuid()}
-    assert not ours, "shared memory left behind"
+    with SegmentWatch() as watch:
+        study = kill_at_random(
+            tmp_path, search_words(tiny_models[0]), {"XDG_CACHE_HOME": str(engine_cache)}, kills=10, seed=4, trial_s=4.0
+        )
+        check_study(study, 12)
+        assert descendants(os.getpid()) == ()
+        assert watch.left() == []

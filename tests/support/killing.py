@@ -40,22 +40,24 @@ def results(folder: Path) -> int:
     return len(list(folder.glob("studies/*/*/result.json")))
 
 
-def shortest_s(folder: Path) -> float:
+def shortest_s(folder: Path, otherwise: float) -> float:
     """The shortest time between two results yet: nearly always less than the next trial takes."""
     times = sorted(path.stat().st_mtime for path in folder.glob("studies/*/*/result.json"))
-    return min((after - before for before, after in pairwise(times)), default=1.0)
+    return min((after - before for before, after in pairwise(times)), default=otherwise)
 
 
 def _await(folder: Path, running: subprocess.Popen[str], before: int) -> None:
-    """Until one more result is on disk, or the search ended. Looks often: a simulated trial takes some tens of milliseconds,
-    and a study of twelve has no more than two results to spare."""
+    """Until one more result is on disk, or the search ended. Looks often: a simulated trial takes a fraction of a second,
+    and a study of twelve has three results to spare for ten kills."""
     until = time.monotonic() + 240.0
     while results(folder) <= before and running.poll() is None:
         assert time.monotonic() < until, "waited in vain"
         time.sleep(0.002)
 
 
-def kill_at_random(folder: Path, words: Sequence[str], environment: dict[str, str], *, kills: int, seed: int) -> StudyRecord:
+def kill_at_random(
+    folder: Path, words: Sequence[str], environment: dict[str, str], *, kills: int, seed: int, trial_s: float
+) -> StudyRecord:
     """Begin, kill ``kills`` times, each time going on with ``vopt resume``, then let it come to its end.
 
     The first kill falls into the first start, each later one between one further result and about the next: the same
@@ -68,10 +70,10 @@ def kill_at_random(folder: Path, words: Sequence[str], environment: dict[str, st
         for number in range(kills):
             if number == 0:
                 eventually(lambda: list(folder.glob("studies/*/0")), 120.0)
-                time.sleep(draw.uniform(0.0, 3.0))
+                time.sleep(draw.uniform(0.0, 0.7 * trial_s))
             else:
                 _await(folder, running, finished)
-                time.sleep(draw.uniform(0.0, 0.7 * shortest_s(folder)))
+                time.sleep(draw.uniform(0.0, 0.7 * shortest_s(folder, trial_s)))
             assert running.poll() is None, f"ended before kill {number + 1}: {(folder / 'said.txt').read_text()[-3000:]}"
             everyone = [entry.identity for entry in descendants(running.pid)]
             running.send_signal(signal.SIGKILL)
