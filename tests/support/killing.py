@@ -25,7 +25,7 @@ def begin(folder: Path, words: Sequence[str], environment: dict[str, str], **opt
     """``vopt WORDS`` in ``folder``; what it says is appended to ``said.txt``."""
     with (folder / "said.txt").open("a") as said:
         return subprocess.Popen(
-            [sys.executable, "-m", "vopt.optimizer", *words, "--quiet"],
+            [sys.executable, "-m", "vopt.optimizer", words[0], "--quiet", *words[1:]],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), **environment},
             stdout=said,
