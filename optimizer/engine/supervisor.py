@@ -141,7 +141,9 @@ class Supervisor:
             self.signal_all(signal.SIGKILL, order)
             if self.wait_until_alone(0.5):
                 return []
-        self.signal_all(signal.SIGKILL)
+        self.signal_all(signal.SIGKILL)  # trackers too
+        if self.wait_until_alone(0.5):
+            return []
         return [f"process {entry.identity.pid} ({entry.name}) does not end" for entry in descendants(os.getpid())]
 
     def signal_all(self, number: signal.Signals, order: TrackersLast | None = None) -> None:
