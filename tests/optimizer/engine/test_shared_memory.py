@@ -125,10 +125,10 @@ def watch() -> Iterator[SegmentWatch]:
 @pytest.mark.fault("SIGKILL of all at once, shared memory in every state")
 def test_a_trial_that_must_be_killed_leaves_no_segment(tmp_path: Path, watch: SegmentWatch) -> None:
     made = Made(tmp_path, STAGES)
+    eventually(lambda: watch.made >= 6)  # the watch of the tests on real engines sees what somebody holds
     assert made.process.stop(grace_s=0.0) == ()
     assert made.left() == []
     assert watch.left(0.0) == []
-    assert watch.made >= 6, "the watch of the other tests sees what is held"
 
 
 @pytest.mark.fault("makers of shared memory killed one by one")
