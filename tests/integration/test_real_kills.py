@@ -61,7 +61,7 @@ def test_ten_kills_lose_nothing_and_repeat_nothing(
 ) -> None:
     with SegmentWatch() as watch:
         study = kill_at_random(
-            tmp_path, search_words(tiny_models[0]), {"XDG_CACHE_HOME": str(engine_cache)}, kills=10, seed=4, trial_s=4.0
+            tmp_path, search_words(tiny_models[0]), {"XDG_CACHE_HOME": str(engine_cache)}, kills=10, seed=4, trial_s=15.0
         )
         check_study(study, 12)
         assert descendants(os.getpid()) == ()

@@ -40,10 +40,11 @@ def results(folder: Path) -> int:
     return len(list(folder.glob("studies/*/*/result.json")))
 
 
-def shortest_s(folder: Path, otherwise: float) -> float:
-    """The shortest time between two results yet: nearly always less than the next trial takes."""
+def shortest_s(folder: Path, trial_s: float) -> float:
+    """The shortest time between two results yet, and no more than ``trial_s``: between the first two a search may have been
+    killed and begun again, which takes longer than trials that are then missed."""
     times = sorted(path.stat().st_mtime for path in folder.glob("studies/*/*/result.json"))
-    return min((after - before for before, after in pairwise(times)), default=otherwise)
+    return min([trial_s, *(after - before for before, after in pairwise(times))])
 
 
 def _await(folder: Path, running: subprocess.Popen[str], before: int) -> None:
