@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vopt.optimizer import streams
-from vopt.optimizer.errors import GateFailed, Interrupted, NothingFeasible, VoptError
-from vopt.optimizer.faults import refused, unforeseen
-from vopt.optimizer.interruption import listen
+from vopt.optimizer.errors import GateFailed, NothingFeasible, VoptError
+from vopt.optimizer.faults import ending
+from vopt.optimizer.interruption import close_ears, listen
 from vopt.optimizer.one_thread import one_thread
 from vopt.optimizer.options import (
     BenchOptions,
@@ -60,6 +60,8 @@ def main() -> None:
     except VoptError as error:
         _say(error)
         sys.exit(error.exit_code)
+    finally:
+        close_ears()
 
 
 def verbs() -> tuple[str, ...]:
@@ -67,17 +69,22 @@ def verbs() -> tuple[str, ...]:
     return tuple(str(info.name) for info in app.registered_commands)
 
 
-@app.callback()
-def vopt(
-    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-) -> None:
-    """Finds the vLLM launch command that is best for your model, machine and workload, and says how much better it is."""
-    if show_version:
+def _show_version(asked: bool) -> None:
+    if asked:
         try:
             print(version("vopt"))
         except PackageNotFoundError:
             print("source tree")
         raise typer.Exit
+
+
+@app.callback()
+def vopt(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Finds the vLLM launch command that is best for your model, machine and workload, and says how much better it is."""
 
 
 def _verb(name: str, options: type[Any]) -> Callable[[Callable[[Any], int | None]], Callable[[Any], int | None]]:
@@ -101,20 +108,11 @@ def _reported() -> Iterator[None]:
     """Turns an error into one paragraph on stderr and its exit code; one that nobody expected too."""
     try:
         yield
-    except VoptError as error:
-        _say(error)
-        raise typer.Exit(error.exit_code) from None
-    except KeyboardInterrupt:
-        print("vopt: interrupted", file=sys.stderr)
-        raise typer.Exit(Interrupted.exit_code) from None
     except (typer.Exit, streams.ReaderGone):
         raise
-    except OSError as error:
-        _say(lacking := refused(error))
-        raise typer.Exit(lacking.exit_code) from None
-    except Exception as error:  # noqa: BLE001  # a traceback tells a user nothing; it is kept in a file
-        _say(fault := unforeseen(error))
-        raise typer.Exit(fault.exit_code) from None
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # a traceback tells a user nothing; it is kept in a file
+        _say(end := ending(error))
+        raise typer.Exit(end.exit_code) from None
 
 
 def _say(error: VoptError) -> None:

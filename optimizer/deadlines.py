@@ -17,6 +17,8 @@ FIRST_START_S = 900.0
 FLOORS_S = {StartClass.FIRST: 300.0, StartClass.NEW_KEY: 300.0, StartClass.KNOWN_KEY: 180.0}
 PLAN_FACTOR = 4.0
 SEEN_FACTOR = 2.0
+LOST_CACHE_FACTOR = 1.5
+"""Over the longest start seen: the caches may be gone (removed, another host's), and then a known key costs what the first did."""
 SERVED_EXTRA_S = 60.0
 """``vllm serve`` imports its HTTP front end as well and compiles nothing in advance."""
 LEAST_STOP_S, MOST_STOP_S = 20.0, 60.0
@@ -37,8 +39,7 @@ def _start_s(timing: Timing, records: Sequence[TrialRecord], known_key: bool) ->
         return max(FIRST_START_S, PLAN_FACTOR * timing.first_start_s)
     expected = StartClass.KNOWN_KEY if known_key else StartClass.NEW_KEY
     last = seen.get(expected, max(seen.values()))  # of a class that was not seen yet, only that it costs no more than others
-    # The caches may have lost what was known: a start that has to compile after all must still end in time.
-    return max(FLOORS_S[expected], SEEN_FACTOR * last, max(seen.values()))
+    return max(FLOORS_S[expected], SEEN_FACTOR * last, LOST_CACHE_FACTOR * max(seen.values()))
 
 
 def _stop_s(records: Sequence[TrialRecord]) -> float:

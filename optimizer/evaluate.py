@@ -17,6 +17,7 @@ from vopt.optimizer.engine.base import Session
 from vopt.optimizer.events import Listener, LoadTicked, Note, PhaseBegan
 from vopt.optimizer.first_load import NumberedLoads, first_load
 from vopt.optimizer.history import SAMPLED_STAGES, Arm, FailureSummary, Stage, TrialRecord, TrialRequest
+from vopt.optimizer.interruption import Interruption
 from vopt.optimizer.load.plan import LoadPlan, Tick
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.measurement import CLIENT_LIMITED, STALL_FACTOR, Asked, Measurement
@@ -63,15 +64,25 @@ class Bench:
 class Evaluator:
     """Evaluates trial requests, one at a time. The first successful baseline freezes the measurement for all others."""
 
-    def __init__(self, bench: Bench, measurement: Measurement | None = None, second: LoadPlan | None = None) -> None:
+    def __init__(
+        self,
+        bench: Bench,
+        measurement: Measurement | None = None,
+        second: LoadPlan | None = None,
+        interruption: Interruption | None = None,
+    ) -> None:
         self.bench = bench
+        self.interruption = interruption or Interruption()  # one that hears no signals
         self.measurement, self.second_plan = measurement, second
         self._second: LoadResult | None = None
         self.served_stall_s: float | None = None
         self._conditions: Mapping[str, Any] = {}
 
     def __call__(self, request: TrialRequest) -> TrialRecord:
-        """Never raises for what an engine does wrong: that is in the record's ``failure``."""
+        """Never raises for what an engine does wrong: that is in the record's ``failure``.
+
+        Raises ``KeyboardInterrupt`` when a signal came before there was anything to keep.
+        """
         spec = self.bench.spec_for(request)
         if self.measurement is not None:
             spec = replace(spec, client_processes=self.measurement.client_processes)
@@ -79,7 +90,7 @@ class Evaluator:
         began_at = datetime.now(UTC).isoformat(timespec="seconds")
         served = self._served(request)
         self._conditions, self._second = {}, None
-        refused = self.bench.refusal(request) if request.stage in SAMPLED_STAGES else None
+        refused = self._refusal(request)
         if refused is not None:
             outcome: Outcome = Failed(Phase.PREFLIGHT, FailureKind.INVALID_CONFIG, refused)
         else:
@@ -94,21 +105,39 @@ class Evaluator:
         session = self.bench.open_session(spec, served)
         clock = _PhaseClock(request.label, self.bench.listener)
         try:
-            started = session.start(clock.begin)
-            load, probes = self._load(request, spec, session, clock)
-            self._second = self._second_load(request, session, load)
-            outcome: Outcome = Measured(started, load, {}, probes)
+            with self.interruption.waiting():
+                started = session.start(clock.begin)
+                load, probes = self._load(request, spec, session, clock)
+                self._second = self._second_load(request, session, load)
+                outcome: Outcome = Measured(started, load, {}, probes)
         except EngineFailure as failure:
             outcome = failure.failed
         finally:
             clock.begin(Phase.STOP, "stopping the engine")
-            leftovers = _closed(session)
+            leftovers = self._closed(session)
             clock.end()
             if leftovers:
                 self.bench.listener(Note(f"trial {request.label} left behind: {', '.join(leftovers)}", important=True))
         # A simulation knows what its phases would have taken; the clock saw only what simulating them took.
         phase_s = {**clock.phase_s, **getattr(session, "phase_s", {})}
         return replace(outcome, phase_s=phase_s)
+
+    def _refusal(self, request: TrialRequest) -> str | None:
+        if request.stage not in SAMPLED_STAGES:
+            return None
+        with self.interruption.waiting():  # vLLM's imports, the first time
+            return self.bench.refusal(request)
+
+    def _closed(self, session: Session) -> tuple[str, ...]:
+        """Close it; whatever breaks into that, nothing of the trial is left when this returns or raises."""
+        try:
+            with self.interruption.stopping():
+                return session.close()
+        except KeyboardInterrupt:  # what was measured is kept: the search ends at its next checkpoint
+            return session.close()
+        except BaseException:
+            session.close()
+            raise
 
     def _load(
         self, request: TrialRequest, spec: TrialSpec, session: Session, clock: _PhaseClock
@@ -271,15 +300,6 @@ class Evaluator:
         if load is not None and load.client.limited:
             flags.append(CLIENT_LIMITED)
         return tuple(flags)
-
-
-def _closed(session: Session) -> tuple[str, ...]:
-    """Close it; what interrupts that (a second Ctrl-C) is passed on only when nothing of the trial is left."""
-    try:
-        return session.close()
-    except BaseException:
-        session.close()
-        raise
 
 
 MEASURED_STATUSES = (LoadStatus.COMPLETE, LoadStatus.UNSTEADY)

@@ -1,4 +1,4 @@
-"""What ends a command that nobody planned for, in the form of an expected error: a refused file, and a fault of our own."""
+"""What ends a command, in the form of an expected error: an interruption, a refused file, and a fault of our own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,23 @@ import os
 import tempfile
 import traceback
 
-from vopt.optimizer.errors import EnvironmentLacks, Unforeseen
+from vopt.optimizer.errors import EnvironmentLacks, Interrupted, Unforeseen, VoptError
+from vopt.optimizer.interruption import was_interrupted
+
+
+def ending(error: Exception | KeyboardInterrupt) -> VoptError:
+    """What a command says of the exception that ended it, and the exit code."""
+    if isinstance(error, Interrupted):
+        return error
+    if was_interrupted(error):
+        return Interrupted("interrupted")
+    match error:
+        case VoptError():
+            return error
+        case OSError():
+            return refused(error)
+        case _:
+            return unforeseen(error)
 
 
 def refused(error: OSError) -> EnvironmentLacks:
@@ -17,7 +33,7 @@ def refused(error: OSError) -> EnvironmentLacks:
     )
 
 
-def unforeseen(error: Exception) -> Unforeseen:
+def unforeseen(error: BaseException) -> Unforeseen:
     """An error that should not be possible: said in one line, its traceback kept in a file of the user's own."""
     from vopt.optimizer.report.redaction import clean_text, known_secrets  # heavy, and seldom needed
 

@@ -207,16 +207,17 @@ def launch(options: SearchOptions, listener: Listener, named: Callable[[str], No
         for note in plan_notes(plan(prepared.setup), simulated=prepared.subject.machine.simulated):
             listener(Note(note))
         fetch_weights(prepared.subject.model, lambda text: listener(Note(text)))
-        study = Study.create(
-            options.storage,
-            prepared.stored,
-            prepared.setup.space,
-            name=options.study,
-            directions=[one.direction for one in prepared.goal.objectives or (prepared.goal,)],
-            data_dir=options.data_dir,
-        )
-        named(study.name)
-        return _run(prepared, study, listener, probe)
+        with Interruption() as interruption:
+            study = Study.create(
+                options.storage,
+                prepared.stored,
+                prepared.setup.space,
+                name=options.study,
+                directions=[one.direction for one in prepared.goal.objectives or (prepared.goal,)],
+                data_dir=options.data_dir,
+            )
+            named(study.name)
+            return _search(prepared, study, listener, probe, interruption)
 
 
 def relaunch(options: ResumeOptions, listener: Listener) -> StudyRecord:
@@ -245,8 +246,9 @@ def relaunch(options: ResumeOptions, listener: Listener) -> StudyRecord:
                 f"{record.name} was measured with {name} = {was!r}, here it is {now!r}: results would not compare",
                 hint=f"vopt search … --seed-from {record.name}   # a new study; or resume this one where {name} is as it was",
             )
-        study = Study.reopen(options.storage, record.name, prepared.setup.space, data_dir=options.data_dir)
-        return _run(prepared, study, listener, probe)
+        with Interruption() as interruption:
+            study = Study.reopen(options.storage, record.name, prepared.setup.space, data_dir=options.data_dir)
+            return _search(prepared, study, listener, probe, interruption)
 
 
 def stored_options(typed: dict[str, Any]) -> SearchOptions:
@@ -257,14 +259,7 @@ def stored_options(typed: dict[str, Any]) -> SearchOptions:
     return SearchOptions(**values | {name: Path(values[name]) for name in paths if values.get(name) is not None})
 
 
-def _run(prepared: Prepared, study: Study, listener: Listener, probe: VllmProbe) -> StudyRecord:
-    try:
-        return _search(prepared, study, listener, probe)
-    except KeyboardInterrupt:  # before the search listened, or after
-        raise Interrupted(f"interrupted; the study {study.name} is kept", hint=f"vopt resume {study.name}") from None
-
-
-def _search(prepared: Prepared, study: Study, listener: Listener, probe: VllmProbe) -> StudyRecord:
+def _search(prepared: Prepared, study: Study, listener: Listener, probe: VllmProbe, interruption: Interruption) -> StudyRecord:
     options = prepared.options
     subject = prepared.subject
     shrink(subject, study.directory, options.disk_budget, lambda text: listener(Note(text)))
@@ -272,25 +267,29 @@ def _search(prepared: Prepared, study: Study, listener: Listener, probe: VllmPro
     with (
         searching(study),
         reserved(subject, f"a search of {study.name}"),
-        Interruption(study.name) as interruption,
         closing(Preflight(subject, lambda text: listener(Note(text, important=True)), probe)) as preflight,
     ):
         evaluator = Evaluator(
-            prepared.bench(study, listener, preflight.refusal), measurement_of(study.records()), stored_plan(study.records())
+            prepared.bench(study, listener, preflight.refusal),
+            measurement_of(study.records()),
+            stored_plan(study.records()),
+            interruption,
         )
         evaluator.served_stall_s = served_stall_of(study.records())
         watch = Watch(subject.machine.uuids)
 
         def evaluate(request: TrialRequest) -> TrialRecord:
-            with interruption.allowed():
-                record = watch.checked(evaluator(request))
+            record = watch.checked(evaluator(request))
             book.add(record)
             return record
 
         try:
-            search(prepared.setup, study, evaluate, listener)
-        except Interrupted as stopped:
-            raise Interrupted(f"{stopped.message}; {so_far(study.records(), prepared.setup)}", hint=stopped.hint) from None
+            search(prepared.setup, study, evaluate, listener, interruption.checkpoint)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"interrupted; the study {study.name} is kept; {so_far(study.records(), prepared.setup)}",
+                hint=f"vopt resume {study.name}",
+            ) from None
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 raise

@@ -12,9 +12,9 @@ from vopt.optimizer import schedule
 from vopt.optimizer.answer import recommend
 from vopt.optimizer.answer_front import with_front
 from vopt.optimizer.early_end import ratio_bound
-from vopt.optimizer.errors import EnvironmentLacks, UsageError
 from vopt.optimizer.events import Listener, Note, StageBegan, TrialBegan, TrialEnded
 from vopt.optimizer.history import SAMPLED_STAGES, FailureSummary, Pending, Stage, TrialRecord, TrialRequest
+from vopt.optimizer.hopeless import end_if_hopeless
 from vopt.optimizer.judge import Judged, judge, told_objective, told_value
 from vopt.optimizer.moves import propose
 from vopt.optimizer.opening import Change
@@ -32,12 +32,10 @@ from vopt.optimizer.propose import (
 )
 from vopt.optimizer.recommend import Recommendation
 from vopt.optimizer.setup import SearchSetup
-from vopt.optimizer.trial import Blame, EngineConfig, FailureKind, Phase
+from vopt.optimizer.trial import EngineConfig, FailureKind, Phase
 from vopt.search_spaces.space import Point
 
 INFRASTRUCTURE_TRIES = 2
-INFRASTRUCTURE_IN_A_ROW = 4
-_FATAL = (FailureKind.GPU_LOST, FailureKind.DISK_FULL, FailureKind.DRIVER, FailureKind.STORAGE, FailureKind.DOWNLOAD)
 
 Told = tuple[Point, float, Mapping[str, float]]
 """One start as a foreign sampler learns of it: point, told value, constraints."""
@@ -72,19 +70,28 @@ def search(
     study: StudyStore,
     evaluate: Evaluate,
     listener: Listener,
+    checkpoint: Callable[[], None] = lambda: None,
 ) -> Recommendation:
     """Search to the end, from wherever ``study`` stands, and keep the answer in it.
 
-    Our own model proposes where ``setup.sampler`` is ``auto``, else the study's sampler of that name. Whatever ``evaluate``
-    raises (an interruption) leaves the study resumable. Raises ``UsageError`` when the workload itself is at fault,
-    ``EnvironmentLacks`` when the machine is.
+    Our own model proposes where ``setup.sampler`` is ``auto``, else the study's sampler of that name. ``checkpoint`` is called
+    where nothing has begun that has not ended. Whatever it or ``evaluate`` raises (an interruption) leaves the study resumable;
+    a trial that ``KeyboardInterrupt`` ends is not held against its configuration. Raises ``UsageError`` when the workload is at
+    fault, ``EnvironmentLacks`` when the machine is.
     """
-    return _Loop(setup, study, evaluate, listener).run()
+    return _Loop(setup, study, evaluate, listener, checkpoint).run()
 
 
 class _Loop:
-    def __init__(self, setup: SearchSetup, study: StudyStore, evaluate: Evaluate, listener: Listener) -> None:
-        self.setup, self.study, self.evaluate, self.listener = setup, study, evaluate, listener
+    def __init__(
+        self,
+        setup: SearchSetup,
+        study: StudyStore,
+        evaluate: Evaluate,
+        listener: Listener,
+        checkpoint: Callable[[], None],
+    ) -> None:
+        self.setup, self.study, self.evaluate, self.listener, self.checkpoint = setup, study, evaluate, listener, checkpoint
         self.exhausted = False
         self.given_up: set[EngineConfig] = set()
         self.stage: Stage | None = None
@@ -95,6 +102,7 @@ class _Loop:
         self.changes = self._progress().changes
         self._reconcile()
         while True:
+            self.checkpoint()
             progress = self._progress()
             match next_step(progress):
                 case Run() as run:
@@ -243,10 +251,15 @@ class _Loop:
         expected = self._expected_s(progress, run)
         self.listener(TrialBegan(request, run.reason, expected))
         self.study.begin(request, self._shown_point(progress, run.config))
-        record = self.evaluate(request)
+        try:
+            record = self.evaluate(request)
+        except KeyboardInterrupt:  # the user's doing, and no death of this configuration
+            for pending in self.study.pending():
+                self.study.abandon(pending, "interrupted")
+            raise
         self._take(replace(record, label=label), on_disk=False)
         self._tell_changes()
-        self._stop_if_hopeless()
+        end_if_hopeless(self.history, self.given_up, has_baseline=self._progress().baseline is not None, study=self.study.name)
 
     def _tell_changes(self) -> None:
         """Announce and keep what this start's counters or its failure changed of what is searched."""
@@ -295,33 +308,6 @@ class _Loop:
         self.listener(
             TrialEnded(record, judged.value, best.value if best else None, baseline.value if baseline else None, judged.reason)
         )
-
-    def _stop_if_hopeless(self) -> None:
-        """A fault of the workload or a lost machine stops the study before more is spent."""
-        failure = self.history[-1].record.failure
-        if failure is None:
-            return
-        if failure.kind.blame is Blame.WORKLOAD:
-            raise UsageError(
-                f"the workload cannot be served: {failure.detail}",
-                hint="shorten the workload's requests or raise max_model_len",
-            )
-        if failure.kind in _FATAL:
-            raise EnvironmentLacks(
-                f"{failure.kind} during {failure.phase}: {failure.detail}", hint=f"mend it, then: vopt resume {self.study.name}"
-            )
-        if self.history[-1].record.config in self.given_up and self._progress().baseline is None:
-            raise EnvironmentLacks(
-                f"the baseline could not be measured: {failure.kind}: {failure.detail}",
-                hint=f"see vopt doctor, then: vopt resume {self.study.name}",
-            )
-        last = self.history[-INFRASTRUCTURE_IN_A_ROW:]
-        if len(last) == INFRASTRUCTURE_IN_A_ROW and not any(judged.charged for judged in last):
-            raise EnvironmentLacks(
-                f"{INFRASTRUCTURE_IN_A_ROW} engine starts in a row failed for no fault of theirs: "
-                f"{failure.kind}: {failure.detail}",
-                hint=f"see vopt doctor, then: vopt resume {self.study.name}",
-            )
 
 
 def _open_part(progress: Progress, point: Point) -> Point:

@@ -21,6 +21,7 @@ from vopt.optimizer.engine.roofline import estimate
 from vopt.optimizer.engine.simulated import MODELLED
 from vopt.optimizer.environment import find_model
 from vopt.optimizer.errors import SearchSpaceError, UsageError, VoptError
+from vopt.optimizer.gpus import cuda_environment
 from vopt.optimizer.history import TrialRecord
 from vopt.optimizer.lessons import calibrated, lessons_file, read_lessons, section_of
 from vopt.optimizer.load.workload import Workload
@@ -282,6 +283,7 @@ def check_command(options: CheckedSpaceOptions) -> SpaceAnswer:
     """``vopt space --check``: a launch command taken apart, flag by flag."""
     with VllmProbe(interpreter_of(options)) as probe:
         machine = find_machine(options.simulate, options.gpus, probe.python)
+        probe.see(cuda_environment(machine.uuids))
         schema = find_arguments(probe, machine, options.vllm_version, installed=options.python is not None)
         text = _command_text(options.check or "")
         subject = _checked_subject(text, schema, machine)

@@ -122,6 +122,7 @@ def find_subject(
         )
     machine = find_machine(options.simulate, options.gpus, python)
     if not machine.simulated:
+        probe.see(gpus.cuda_environment(machine.uuids))
         probe.wake()
         say(f"asking the vLLM of {python} for its arguments and for its view of the model")
     schema = find_arguments(probe, machine, options.vllm_version, installed=options.python is not None)

@@ -74,15 +74,19 @@ class VllmProbe:
     """One child process that imports vLLM and answers many questions; from ``wake`` or the first of them to ``close``.
 
     The child runs on the platform that the interpreter has: a CUDA host's defaults on a CUDA host, the CPU's on a CPU build
-    (whose verdict must not be taken for a GPU's: check ``Arguments.device``). CUDA is never initialised by it. It leads its
-    own process group and kills it when this process is gone, however that ended. One that died between two questions is
-    replaced; one that dies or stays silent over a question is an ``EnvironmentLacks`` that says which.
+    (whose verdict must not be taken for a GPU's: check ``Arguments.device``). It sees the GPUs that ``see`` names, and never
+    stays on one: a child that an answer left with a CUDA context ends with that answer, so that no engine finds memory taken
+    by it and no search takes it for somebody's work. It leads its own process group and kills it when this process is gone,
+    however that ended. One that died between two questions is replaced; one that dies or stays silent over a question is an
+    ``EnvironmentLacks`` that says which.
     """
 
     def __init__(self, python: str, *, timeout_s: float = 180.0, environment: Mapping[str, str] | None = None) -> None:
         self.python = python
         self._timeout_s = timeout_s
-        self._environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", **(environment or {})}
+        self._environment = (
+            dict(os.environ) | {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"} | dict(environment or {})
+        )
         self._child: _Child | None = None
 
     def __enter__(self) -> Self:
@@ -90,6 +94,13 @@ class VllmProbe:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def see(self, environment: Mapping[str, str]) -> None:
+        """What shows the child the GPUs of a trial and no others (``gpus.cuda_environment``): whether a tensor-parallel size
+        fits, and what the defaults are, depends on them. A child that saw others ends."""
+        if self._environment != (seeing := self._environment | dict(environment)):
+            self.close()
+            self._environment = seeing
 
     def wake(self) -> None:
         """Start the import now, while this process has other things to do. ``EnvironmentLacks``: no such interpreter."""
@@ -152,6 +163,8 @@ class VllmProbe:
             why = f"died over a question about {about} ({died})"
         else:
             if "broken" not in answer:
+                if answer.get("on_gpu"):
+                    self.close()
                 return answer
             why = f"cannot be imported: {answer['broken']}"
         self.close()

@@ -205,6 +205,10 @@ def ask(question: dict[str, typing.Any]) -> dict[str, typing.Any]:
 
 
 def answer(line: str) -> dict[str, typing.Any]:
+    return {**verdict(line), "on_gpu": on_gpu()}
+
+
+def verdict(line: str) -> dict[str, typing.Any]:
     try:
         question = json.loads(line)
         return {"id": question.get("id"), **ask(question)}
@@ -212,6 +216,24 @@ def answer(line: str) -> dict[str, typing.Any]:
         return {"ok": False, "kind": "UsageError", "message": str(stop)}
     except Exception as error:  # noqa: BLE001 - whatever vLLM raises is the verdict
         return {"ok": False, "kind": type(error).__name__, "message": str(error)}
+
+
+def on_gpu() -> bool:
+    """Whether this process has a CUDA context by now: some 500 MB of a GPU, and a name in the driver's list of its processes.
+
+    Configurations need none. But model classes are imported for some (a hybrid model's sizes), and what those modules ask of
+    torch when they are imported (vLLM 0.22.1, ``layers/fla/ops/utils.py``: the GPU's name) is theirs. torch tells it without
+    making a context: initialised alone it has none.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    try:
+        if not torch.cuda.is_initialized():
+            return False
+        return any(torch._C._cuda_hasPrimaryContext(device) for device in range(torch.cuda.device_count()))
+    except Exception:  # noqa: BLE001 - a torch that cannot tell: initialised, so it may well have one
+        return True
 
 
 def broken() -> str:

@@ -1,6 +1,6 @@
 """What restarting an engine costs: the same configurations through vopt's trials and through plain ``vllm serve``.
 
-    python tests/benchmarks/restart.py MODEL [--set NAME=JSON ...] [--tokens 2048,4096] [--python PATH] [--json FILE]
+    python tests/benchmarks/restart.py MODEL [--set NAME=JSON ...] [--tokens 2048,4096] [--side vopt] [--json FILE]
 
 Each configuration has a token budget of its own, hence a compile key of its own. Both sides begin with empty caches (a
 fresh folder each) and run the configurations in the same order. Plain means what a shell loop over ``vllm serve`` does: its
@@ -8,6 +8,8 @@ own default caches, a start, a wait for /health, SIGTERM, a wait for its end. Co
 from the spawn to readiness, and from the order to stop until everything is gone. Nothing is loaded on either side but one
 request stream of a second on vopt's, whose time is left out. vopt's own share of that ("own") is what is neither vLLM's import
 nor its engine's start nor requests under way: spawning, talking, reading logs, writing records, ending the processes.
+
+``--side`` runs one of them alone, so that two GPUs of one host can run both at once; ``--json`` keeps each restart as it ends.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,7 @@ from vopt.optimizer.engine.spare import Spares
 from vopt.optimizer.engine.supervised import SupervisedProcess
 from vopt.optimizer.load.plan import Arrivals, LoadPlan
 from vopt.optimizer.load.source import RequestSource
+from vopt.optimizer.locks import lock_gpus
 from vopt.optimizer.trial import Deadlines, EngineConfig, TrialSpec
 
 PATIENCE_S = 900.0
@@ -52,11 +56,10 @@ class Restart:
         return self.start_s + self.stop_s
 
 
-def through_vopt(model: str, configs: list[dict[str, Any]], python: str, where: Path) -> list[Restart]:
+def through_vopt(model: str, configs: list[dict[str, Any]], python: str, where: Path) -> Iterator[Restart]:
     source = RequestSource(lengths=((64, 16),) * 64, bodies=(tuple(range(20, 700)),), digit_ids=tuple(range(8, 18)))
     plan = LoadPlan(arrivals=Arrivals.CLOSED, window_s=1.0, concurrency=4, min_requests=1, max_doublings=0)
     spares = Spares()
-    found = []
     for number, config in enumerate(configs):
         spec = TrialSpec(
             label=str(number),
@@ -79,18 +82,15 @@ def through_vopt(model: str, configs: list[dict[str, Any]], python: str, where: 
         parts = started.start_parts_s
         under_way_s = max(record.ended_s for record in result.records)
         own_s = start_s - parts.get("import", 0.0) - parts["engine"] + (loaded - ready - under_way_s) + stop_s
-        found.append(Restart("vopt", config, start_s, stop_s, {name: round(s, 1) for name, s in parts.items()}, own_s))
-        report(found[-1])
+        yield Restart("vopt", config, start_s, stop_s, {name: round(s, 1) for name, s in parts.items()}, own_s)
     spares.close()
-    return found
 
 
-def through_plain_serve(model: str, configs: list[dict[str, Any]], python: str, where: Path) -> list[Restart]:
+def through_plain_serve(model: str, configs: list[dict[str, Any]], python: str, where: Path) -> Iterator[Restart]:
     home = where / "home"
     home.mkdir()
     environment = {name: value for name, value in os.environ.items() if name not in ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR")}
     environment |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "VLLM_NO_USAGE_STATS": "1"}
-    found = []
     for number, config in enumerate(configs):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -110,9 +110,7 @@ def through_plain_serve(model: str, configs: list[dict[str, Any]], python: str, 
         wait_healthy(process, port)
         ready = time.monotonic()
         process.stop(60.0)
-        found.append(Restart("plain", config, ready - began, time.monotonic() - ready, {}))
-        report(found[-1])
-    return found
+        yield Restart("plain", config, ready - began, time.monotonic() - ready, {})
 
 
 def wait_healthy(process: SupervisedProcess, port: int) -> None:
@@ -138,6 +136,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=JSON")
     parser.add_argument("--tokens", default="2048,3072,4096,6144,8192,12288", help="token budgets, one configuration each")
     parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--side", choices=("vopt", "plain"), help="only this one: two GPUs can run one side each")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     fixed = {}
@@ -147,14 +146,22 @@ def main() -> None:
             value = json.loads(value)
         fixed[name] = value
     configs = [{**fixed, "max_num_batched_tokens": int(tokens)} for tokens in options.tokens.split(",")]
-    with tempfile.TemporaryDirectory(prefix="vopt-restart-") as folder:
-        ours = through_vopt(options.model, configs, options.python, Path(folder))
-        plain = through_plain_serve(options.model, configs, options.python, Path(folder))
-    sums = {side: sum(one.outside_s for one in many) for side, many in (("vopt", ours), ("plain", plain))}
-    share = sums["vopt"] / sums["plain"]
-    print(f"outside the load: vopt {sums['vopt']:.1f} s, plain {sums['plain']:.1f} s, ratio {share:.2f}")
-    if options.json:
-        options.json.write_text(json.dumps({"restarts": [asdict(one) for one in ours + plain], "sums_s": sums, "ratio": share}))
+    found: list[Restart] = []
+    sides = (options.side,) if options.side else ("vopt", "plain")
+    chosen = [gpu.uuid for gpu in gpus.visible(gpus.inventory())[:1]]  # the one that plain vllm serve takes as well
+    with tempfile.TemporaryDirectory(prefix="vopt-restart-") as folder, contextlib.ExitStack() as held:
+        for lock in lock_gpus(chosen, "the restart benchmark"):
+            held.enter_context(lock)
+        for side in sides:
+            run = through_vopt if side == "vopt" else through_plain_serve
+            for restart in run(options.model, configs, options.python, Path(folder)):
+                found.append(restart)
+                report(restart)
+                if options.json:
+                    options.json.write_text(json.dumps({"restarts": [asdict(one) for one in found]}))
+    sums = {side: sum(one.outside_s for one in found if one.side == side) for side in sides}
+    share = f", ratio {sums['vopt'] / sums['plain']:.2f}" if len(sides) == 2 else ""
+    print("outside the load: " + ", ".join(f"{side} {total:.1f} s" for side, total in sums.items()) + share)
 
 
 if __name__ == "__main__":

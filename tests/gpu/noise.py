@@ -59,14 +59,15 @@ def repeat(typed: argparse.Namespace, model: str, patience: starts.Patience) -> 
     journal = starts.Journal(out, stand.header("noise", **facts))
     plans = [starts.closed(typed.concurrency, typed.window, typed.seed)] * typed.loads
     need_s = max([entry["wall_s"] for entry in journal.entries] or [FIRST_START_S + typed.loads * 2 * typed.window])
-    while len(journal.entries) < typed.starts and patience.covers(need_s):
-        label = f"{Path(model).name}-{len(journal.entries) + 1}"
-        entry = starts.measured_start(stand, {}, plans, label=label, must=True)
-        journal.add(entry)
-        need_s = entry["wall_s"]
-        print(f"{starts.row_words(entry)} ({need_s:.0f} s)", flush=True)
+    with starts.reserved(stand, "noise"):
+        while len(journal.entries) < typed.starts and patience.covers(need_s):
+            label = f"{Path(model).name}-{len(journal.entries) + 1}"
+            entry = starts.measured_start(stand, {}, plans, label=label, must=True)
+            journal.add(entry)
+            need_s = entry["wall_s"]
+            print(f"{starts.row_words(entry)} ({need_s:.0f} s)", flush=True)
     print(spread_words(Path(model).name, journal.entries))
-    return max(0, typed.starts - len(journal.entries))
+    return max(0, int(typed.starts) - len(journal.entries))
 
 
 def spread_words(model: str, entries: Sequence[dict[str, Any]]) -> str:

@@ -40,16 +40,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="qwen3-0.6b")
     parser.add_argument("--rows", type=int, default=ROWS, help=f"how many configurations ({ROWS})")
     parser.add_argument("--levels", default=",".join(map(str, LEVELS)), help="requests in flight of the loads of a start")
+    parser.add_argument(
+        "--part", type=part, default=(0, 1), metavar="I/N", help="each Nth row from the Ith on, to a file of its own"
+    )
     typed = parser.parse_args(arguments)
     levels = [int(level) for level in typed.levels.split(",")]
     try:
         stand = starts.stand_of(typed, typed.model)
         facts = {"levels": levels, "window_s": typed.window, "space": {name: list(v[1:]) for name, v in SPACE.items()}}
-        journal = starts.Journal(typed.out, stand.header("recorded-table", **facts))
+        journal = starts.Journal(part_file(typed), stand.header("recorded-table", **facts))
+        with starts.reserved(stand, "a recorded table"):
+            return record(stand, journal, starts.Patience(typed.budget), levels, typed)
     except (VoptError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
-    return record(stand, journal, starts.Patience(typed.budget), levels, typed)
+
+
+def part(word: str) -> tuple[int, int]:
+    """``0/2`` and ``1/2`` are recorded on two GPUs at once."""
+    place, _, count = word.partition("/")
+    if not 0 <= int(place) < int(count):
+        raise ValueError(word)
+    return int(place), int(count)
+
+
+def part_file(typed: argparse.Namespace) -> Path:
+    """Where a part is kept. Its header is the whole table's, so the lines below it can be added to another part's."""
+    place, count = typed.part
+    out: Path = typed.out
+    return out if count == 1 else out.with_name(f"{out.stem}-{place}-of-{count}{out.suffix}")
 
 
 def record(
@@ -58,7 +77,8 @@ def record(
     """Measure what the journal lacks, in order, while the budget lasts."""
     configs = rows(typed.rows)
     done = {(entry["row"], entry["start"]) for entry in journal.entries}
-    left = [one for one in order(typed.rows) if one not in done]
+    place, count = typed.part
+    left = [(row, start) for row, start in order(typed.rows) if row % count == place and (row, start) not in done]
     plans = [starts.closed(level, typed.window, typed.seed) for level in levels]
     took = [entry["wall_s"] for entry in journal.entries] or [START_S + len(plans) * 2 * typed.window]
     faults = 0
@@ -80,7 +100,7 @@ def record(
         left.pop(0)
         print(f"{starts.row_words(entry)} ({took[-1]:.0f} s; {len(left)} starts remain)", flush=True)
     distinct = len({entry["row"] for entry in journal.entries})
-    print(f"{typed.out}: {distinct} of {typed.rows} configurations, {len(journal.entries)} starts, {len(left)} remain")
+    print(f"{journal.path}: {distinct} of {typed.rows} configurations, {len(journal.entries)} starts, {len(left)} remain")
     return starts.WORK_REMAINS if left else 0
 
 

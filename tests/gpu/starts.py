@@ -8,11 +8,13 @@ configuration included. What failed for the machine's sake is not written, so th
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +22,10 @@ from typing import Any
 
 from vopt.objectives.metrics import compute_metrics
 from vopt.objectives.records import LoadResult
+from vopt.optimizer import host
 from vopt.optimizer.bench_run import spec_of
+from vopt.optimizer.engine.base import OnPhase, Session
+from vopt.optimizer.engine.process import ProcessSession
 from vopt.optimizer.environment import host_facts
 from vopt.optimizer.evaluate import OpenSession
 from vopt.optimizer.first_load import NumberedLoads
@@ -122,6 +127,7 @@ class Stand:
     digest: str
     open_session: OpenSession
     directory: Path
+    start_limit_s: float = 420.0
 
     def header(self, purpose: str, **facts: Any) -> dict[str, Any]:
         """The first line of a journal: what was measured, and with what."""
@@ -143,7 +149,12 @@ class Stand:
 
 
 def add_options(parser: argparse.ArgumentParser, *, out: str) -> None:
-    """The options that all programs of this folder have. ``out`` is where results go by default."""
+    """The options that all programs of this folder have. ``out`` is where results go by default.
+
+    What they print goes out line by line from here on: most runs are detached, and only their log tells how far they are.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
     parser.add_argument("--models", type=Path, default=Path("models"), help="folder of the model directories")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=JSON", help="in every start, beside what is known")
     parser.add_argument("--python", type=Path, help="the interpreter that has vLLM (this one)")
@@ -152,6 +163,7 @@ def add_options(parser: argparse.ArgumentParser, *, out: str) -> None:
     parser.add_argument("--out", type=Path, default=Path(out), help=f"where results are kept and gone on from ({out})")
     parser.add_argument("--budget", type=float, default=540.0, metavar="S", help="begin nothing that would end later (540)")
     parser.add_argument("--window", type=float, default=10.0, metavar="S", help="seconds of each measured window (10)")
+    parser.add_argument("--start-limit", type=float, default=420.0, metavar="S", help="a start that takes longer hangs (420)")
     parser.add_argument("--workload", default="chat", help="like vopt's --workload")
     parser.add_argument("--seed", type=int, default=0)
 
@@ -183,8 +195,36 @@ def stand_of(typed: argparse.Namespace, model: str) -> Stand:
     kind = "simulated" if subject.machine.simulated else "vllm"
     logs = typed.out.absolute().parent / f"{typed.out.stem}-logs" / Path(model).name
     return Stand(
-        options, subject, load.requests.source, load.workload.to_json(), load.workload.digest, opener(kind, subject), logs
+        options,
+        subject,
+        load.requests.source,
+        load.workload.to_json(),
+        load.workload.digest,
+        opener(kind, subject),
+        logs,
+        typed.start_limit,
     )
+
+
+def reserved(stand: Stand, purpose: str) -> AbstractContextManager[None]:
+    """The stand's GPUs for this program alone, also between two of its starts. Raises ``Locked``."""
+    return host.reserved(stand.subject, f"{purpose} of {Path(stand.subject.model.name).name}")
+
+
+def on_one_gpu(stand: Stand, place: int, *, ahead: bool = False) -> Stand:
+    """The same stand on one of its GPUs alone, with logs of its own. ``ahead``: while an engine of it starts, a process imports
+    vLLM for its next start, as in a search; without it nothing works on this host but what is meant to."""
+    machine = replace(stand.subject.machine, uuids=stand.subject.machine.uuids[place : place + 1], count=1)
+    subject = replace(stand.subject, machine=machine)
+    open_session = opener("simulated" if machine.simulated else "vllm", subject)
+    if not (ahead or machine.simulated):
+        open_session = lambda spec, served: ProcessSession(spec)  # noqa: E731 - the same as above, without what comes ahead
+    return replace(stand, subject=subject, open_session=open_session, directory=stand.directory / f"gpu-{place}")
+
+
+def told(label: str) -> OnPhase:
+    """Says where a start is: a first one takes minutes."""
+    return lambda phase, words: say(f"{label}: {words}")
 
 
 def say(text: str) -> None:
@@ -204,6 +244,21 @@ def closed(concurrency: int, window_s: float, seed: int = 0) -> LoadPlan:
     )
 
 
+def session_of(stand: Stand, config: Mapping[str, Any], *, label: str, served: bool = False) -> Session:
+    """A session in a directory of its own, whatever other program writes its logs beside it."""
+    number = 0
+    while True:
+        try:
+            (stand.directory / str(number + 1)).mkdir(parents=True)
+            break
+        except FileExistsError:
+            number += 1
+    spec = spec_of(stand.subject, stand.options, Asked(Arrivals.CLOSED), stand.directory, number)
+    limits = replace(spec.deadlines, start_s=stand.start_limit_s)  # time on a GPU is short: nothing waits 15 minutes
+    spec = replace(spec, label=label, arguments=stand.subject.fixed | config, deadlines=limits)
+    return stand.open_session(spec, served)
+
+
 def measured_start(
     stand: Stand, config: Mapping[str, Any], plans: Sequence[LoadPlan], *, label: str, served: bool = False, must: bool = False
 ) -> dict[str, Any]:
@@ -212,16 +267,13 @@ def measured_start(
     Raises ``EngineFailure`` when it failed for the machine's sake, or at all where it ``must`` not; else a failure of the
     configuration is in the line, beside the loads that came before it.
     """
-    number = len(list(stand.directory.glob("*"))) if stand.directory.exists() else 0
-    spec = spec_of(stand.subject, stand.options, Asked(Arrivals.CLOSED), stand.directory, number)
-    spec = replace(spec, label=label, arguments=stand.subject.fixed | config)
-    session = stand.open_session(spec, served)
+    session = session_of(stand, config, label=label, served=served)
     began_at, failure = datetime.now(UTC).isoformat(timespec="seconds"), None
     started: Started | None = None
     loads: list[dict[str, Any]] = []
     marks = [time.monotonic()]
     try:
-        started = session.start(lambda phase, words: None)
+        started = session.start(told(label))
         marks.append(time.monotonic())
         once = NumberedLoads(stand.source, lambda tick: True).on(session.load)
         for plan in plans:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from vopt.optimizer import gpus, host
+from vopt.optimizer.engine.process import ProcessSession, engine_environment
+from vopt.optimizer.locks import Locked
 from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Phase
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -18,11 +25,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import in_process_vs_served
 import noise
+import pairs
 import record_table
 import recorded
 import run_studies
+import side_by_side
 import starts
 import table_rows
+import tensor_parallel
 
 TRY = ["--simulate", "h200", "--window", "2", "--budget", "1000"]
 SMALL = ["--model", "Qwen/Qwen3-0.6B", "--set", "load_format=dummy", "--set", "max_model_len=8192"]
@@ -65,6 +75,21 @@ def test_a_table_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.Capture
     assert table.header["workload_digest"]
     assert set(table.starts[0].levels) == {4, 16}
     assert recorded.recorded_landscape(out).regret({}) < 1.0
+
+
+def test_a_table_is_recorded_in_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SMALL, "--rows", "4", "--levels", "4", "--out", str(tmp_path / "table.jsonl"), *TRY]
+    for place in (0, 1):
+        assert record_table.main([*words, "--part", f"{place}/2"]) == 0
+    first, second = (tmp_path / f"table-{place}-of-2.jsonl" for place in (0, 1))
+    with first.open("a") as file:
+        file.writelines(second.read_text().splitlines(keepends=True)[1:])
+    table = recorded.read_table(first)
+    assert len(table.starts) == 8
+    first.rename(tmp_path / "table.jsonl")
+    assert record_table.main([*words, "--budget", "0"]) == 0, "together they are the whole table"
+    with pytest.raises(SystemExit):
+        record_table.main([*words, "--part", "2/2"])
 
 
 def test_a_table_of_something_else_is_not_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,6 +155,101 @@ def test_both_ways_of_measuring_are_compared(tmp_path: Path, capsys: pytest.Capt
     assert "served / in-process over 2 pairs" in printed
     entries = [json.loads(line) for line in next(tmp_path.glob("served-*.jsonl")).read_text().splitlines()[1:]]
     assert [entry["served"] for entry in entries] == [False, True, True, False]
+
+
+def test_of_two_gpus_each_engine_has_its_own_and_nobody_else_has_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = tuple(gpus.Gpu(f"GPU-{index}", index, "NVIDIA H200", 140 << 30, 0) for index in (0, 1))
+    monkeypatch.setattr(gpus, "inventory", lambda: both)
+    monkeypatch.setattr(host, "reserved", partial(host.reserved, folder=tmp_path / "locks"))
+    parser = argparse.ArgumentParser()
+    starts.add_options(parser, out=str(tmp_path / "o.jsonl"))
+    simulated = starts.stand_of(parser.parse_args([*SMALL[2:], "--simulate", "h200"]), "Qwen/Qwen3-0.6B")
+    machine = replace(simulated.subject.machine, hardware=None, uuids=("GPU-0", "GPU-1"), count=2)
+    stand = replace(simulated, subject=replace(simulated.subject, machine=machine))
+    specs = []
+    for place in (0, 1):
+        session = starts.session_of(starts.on_one_gpu(stand, place), {}, label="one")
+        assert isinstance(session, ProcessSession)
+        specs.append(session._spec)
+        assert engine_environment(session._spec)[0]["CUDA_VISIBLE_DEVICES"] == str(place)
+    assert specs[0].directory != specs[1].directory
+    assert specs[0].deadlines.start_s == 420.0
+    with starts.reserved(starts.on_one_gpu(stand, 0), "one"):
+        with starts.reserved(starts.on_one_gpu(stand, 1), "two"):
+            pass
+        with pytest.raises(Locked, match="GPU-0 is in use by one of Qwen3"), starts.reserved(stand, "three"):
+            pass
+
+
+def test_one_gpu_against_two(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
+    for name in tensor_parallel.NO_MULTICAST.keys() - {"NCCL_NVLS_ENABLE"}:
+        monkeypatch.setenv(name, "")  # so that what the program sets goes with the test
+        monkeypatch.delenv(name)
+    words = [*SMALL, "--pairs", "2", "--levels", "4,16", "--out", str(tmp_path / "tp.jsonl"), *TRY]
+    assert tensor_parallel.main([*words, "--budget", "0"]) == starts.WORK_REMAINS
+    assert tensor_parallel.main(words) == 0
+    printed = capsys.readouterr().out
+    assert "two GPUs / one GPU over 2 pairs" in printed
+    header, *entries = [json.loads(line) for line in (tmp_path / "tp-Qwen3-0.6B.jsonl").read_text().splitlines()]
+    assert len(header["gpus"]) == 2
+    assert header["switched"] == tensor_parallel.NO_MULTICAST | {"NCCL_NVLS_ENABLE": "1"}, "what was set stays"
+    assert [entry["config"]["tensor_parallel_size"] for entry in entries] == [1, 2, 2, 1]
+    one, two = (entry["started"]["kv_cache_tokens"] for entry in entries[:2])
+    assert two > 1.8 * one
+    assert f"{one:,}" in printed
+    assert tensor_parallel.main([*words, "--gpus", "1"]) == 2
+
+
+def test_a_measurement_alone_against_one_beside_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SMALL, "--rounds", "2", "--concurrency", "8", "--out", str(tmp_path / "side.jsonl"), *TRY]
+    assert side_by_side.main([*words, "--rounds", "1"]) == 0
+    assert "too few rounds to say" in capsys.readouterr().out
+    assert side_by_side.main(words) == 0
+    printed = capsys.readouterr().out
+    assert "beside / alone over 2 rounds" in printed
+    assert "while another engine is under load: " in printed
+    entries = [json.loads(line) for line in (tmp_path / "side-Qwen3-0.6B.jsonl").read_text().splitlines()[1:]]
+    assert [list(entry["loads"]) for entry in entries] == [list(order) for order in side_by_side.ORDERS]
+    logs = tmp_path / "side-logs" / "Qwen3-0.6B"
+    assert {path.relative_to(logs).as_posix() for path in logs.glob("*/*")} == {"gpu-0/1", "gpu-0/2", "gpu-1/1", "gpu-1/2"}
+
+
+def test_what_happens_to_the_other_engine_spoils_what_was_measured_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*SMALL, "--rounds", "1", "--concurrency", "8", *TRY]
+    monkeypatch.setattr(side_by_side.Neighbour, "_load", lambda self: None)
+    assert side_by_side.main([*words, "--out", str(tmp_path / "a.jsonl")]) == 3
+    assert "ended before" in capsys.readouterr().err
+
+    def lost(self: side_by_side.Neighbour) -> None:
+        raise EngineFailure(Failed(Phase.START, FailureKind.GPU_LOST, "GPU 1 is gone"))
+
+    monkeypatch.setattr(side_by_side.Neighbour, "_start", lost)
+    assert side_by_side.main([*words, "--out", str(tmp_path / "b.jsonl")]) == 3
+    assert "GPU 1 is gone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ([[0.001, 0.002, -0.001], [0.0, 0.003, 0.001]], "may run side by side"),
+        ([[-0.05, -0.06, -0.055], [0.001, 0.0, 0.002]], "disturbed"),
+        ([[-0.05, 0.06, 0.01], [0.0, 0.001, 0.002]], "not known"),
+        ([[0.0], [0.0]], "too few"),
+    ],
+)
+def test_what_the_rounds_say(figures: list[list[float]], said: str) -> None:
+    assert said in side_by_side.verdict(figures)
+
+
+def test_the_interval_of_a_ratio_is_that_of_students_t() -> None:
+    low, high = pairs.interval([0.0, 0.02])
+    assert low == pytest.approx(math.exp(0.01 - 12.706 * 0.01), rel=1e-4)
+    assert high == pytest.approx(math.exp(0.01 + 12.706 * 0.01), rel=1e-4)
 
 
 @pytest.mark.slow

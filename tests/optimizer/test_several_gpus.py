@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 from test_gpu_inventory import GIB, FakeNvml
 
 from vopt.optimizer import gpus, locks, subject
+from vopt.optimizer.engine.arguments import EngineVerdict, VllmProbe
 from vopt.optimizer.errors import EnvironmentLacks
 from vopt.optimizer.options import BenchOptions
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.trial import EngineConfig, EngineFailure, FailureKind, TrialSpec
+from vopt.search_spaces.arguments import Arguments, stored_arguments
 
 
 class FourGpus(FakeNvml):
@@ -85,6 +88,32 @@ def test_each_search_sees_its_own_gpus_and_waits_for_their_memory_alone(four: Ca
     assert gpus.wait_until_idle({"GPU-000": 0, "GPU-333": 0}, patience_s=0) == ()
     (held,) = gpus.wait_until_idle({"GPU-222": 0, "GPU-333": 0}, patience_s=0)
     assert held.startswith("GPU 2: 80.0 GiB not returned")
+
+
+def test_vllm_is_asked_with_the_gpus_of_the_trials_in_sight(
+    four: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else it would take a tensor-parallel size for which there are GPUs enough, but not ours."""
+    four([80 * GIB], [0], [0], [0])
+    asked: list[dict[str, str]] = []
+
+    class Recorded(VllmProbe):
+        def wake(self) -> None:
+            asked.append({name: value for name, value in self._environment.items() if name.startswith("CUDA")})
+
+        def arguments(self, cache: Path | None = None) -> Arguments:
+            return stored_arguments("0.22.1")
+
+        def ask(self, model: str, config: Mapping[str, Any]) -> EngineVerdict:
+            self.wake()
+            return EngineVerdict(True)
+
+    monkeypatch.setattr(subject, "vllm_version", lambda python: "0.22.1")
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["NewForCausalLM"], "model_type": "new"}))
+    options = BenchOptions(model=str(tmp_path), gpus="3,1")
+    found = subject.find_subject(options, probe=Recorded(sys.executable))
+    assert found.machine.uuids == ("GPU-333", "GPU-111")
+    assert asked == [{"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "1,3"}] * 2
 
 
 def test_a_gpu_that_is_lost_while_it_is_asked_does_not_hide_the_others(four: Callable[..., None]) -> None:

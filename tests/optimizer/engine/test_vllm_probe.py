@@ -70,7 +70,14 @@ class AsyncEngineArgs(make_dataclass("Fields", [(row["name"], object, row.get("d
                 time.sleep(600)
             case 4:
                 raise ValueError("seed 4 is refused")
-        return SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=self.max_num_seqs or 1024))
+            case 5 | 6:  # what the import of a model class does to torch, with and without a context
+                cuda = SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 2)
+                native = SimpleNamespace(_cuda_hasPrimaryContext=lambda device: self.seed == 5 and device == 1)
+                sys.modules["torch"] = SimpleNamespace(cuda=cuda, _C=native)
+        return SimpleNamespace(
+            scheduler_config=SimpleNamespace(max_num_seqs=self.max_num_seqs or 1024),
+            model_config=SimpleNamespace(quantization="sees " + os.environ.get("CUDA_VISIBLE_DEVICES", "all")),
+        )
 """
 
 
@@ -124,6 +131,28 @@ def test_one_import_answers_everything(release: Path, probe: VllmProbe) -> None:
     assert len(imports(release)) == 1
 
 
+def test_a_child_that_is_left_with_a_cuda_context_ends_with_its_answer(release: Path, probe: VllmProbe) -> None:
+    assert probe.ask("m", {"seed": 6, "max_num_seqs": 8}).accepted
+    assert probe.ask("m", {}).accepted
+    (first,) = imports(release)
+    assert probe.ask("m", {"seed": 5, "max_num_seqs": 8}).resolved["max_num_seqs"] == 8
+    eventually(lambda: identity(first) is None, 20.0)
+    assert probe.ask("m", {}).accepted
+    assert len(imports(release)) == 2
+
+
+def test_the_child_sees_the_gpus_of_a_trial_alone(release: Path, probe: VllmProbe) -> None:
+    first = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "0"}
+    probe.see(first)
+    assert probe.ask("m", {}).resolved["quantization"] == "sees 0"
+    probe.see(first)
+    assert probe.ask("m", {}).resolved["quantization"] == "sees 0"
+    assert len(imports(release)) == 1
+    probe.see(first | {"CUDA_VISIBLE_DEVICES": "1"})
+    assert probe.ask("m", {}).resolved["quantization"] == "sees 1"
+    assert len(imports(release)) == 2
+
+
 def test_arguments_on_disk_need_no_import(release: Path, probe: VllmProbe, tmp_path: Path) -> None:
     first = probe.arguments(tmp_path / "cache")
     assert len(imports(release)) == 1
@@ -148,12 +177,12 @@ def test_a_search_and_its_preflight_share_the_child(release: Path, tmp_path: Pat
     (model / "config.json").write_text(json.dumps(config))
     asked: list[str | None] = []
 
-    def run(prepared: Prepared, study: Study, listener: object, probe: VllmProbe) -> StudyRecord:
+    def run(prepared: Prepared, study: Study, listener: object, probe: VllmProbe, interruption: object) -> StudyRecord:
         preflight = Preflight(prepared.subject, lambda _: None, probe)
         asked.extend(preflight.refusal(EngineConfig({"seed": seed})) for seed in (0, 4))
         return read_study(options.storage, study.name)
 
-    monkeypatch.setattr(launching, "_run", run)
+    monkeypatch.setattr(launching, "_search", run)
     storage = f"sqlite:///{tmp_path}/studies.db"
     options = SearchOptions(
         goal=["throughput"], model=str(model), python=Path(sys.executable), storage=storage, set=["load_format=dummy"]
