@@ -35,7 +35,7 @@ def clean(disk_budget: int, *, dry_run: bool = False, root: Path | None = None) 
 
 def _swept(manifest: Manifest, dry_run: bool) -> str:
     living = manifest.living()
-    files = [path for path in manifest.held if os.path.exists(path)]
+    files = [held for held in manifest.held if os.path.exists(held.path)]
     words = f"the trial that logged to {manifest.log}: {len(living)} processes, {len(files)} files"
     if dry_run:
         return f"would end {words}"

@@ -203,7 +203,7 @@ def leftover_rows() -> list[Row]:
 
 
 def _left(trial: Manifest) -> str:
-    files = [path for path in (*trial.held, trial.private_directory) if path and os.path.exists(path)]
+    files = [path for path in (*(held.path for held in trial.held), trial.private_directory) if path and os.path.exists(path)]
     return f"{len(trial.living())} processes and {len(files)} files of the trial that logged to {trial.log}"
 
 

@@ -1,4 +1,4 @@
-"""Processes by identity: pid and start time, their descendants, what they hold open. Linux, standard library only.
+"""Processes by identity: pid and start time, their descendants, in which order they are killed. Linux, standard library only.
 
 A pid alone names nobody for long: pids are used again. Everything here that signals checks the start time through a pidfd
 first, so that a bystander can never be hit.
@@ -6,20 +6,17 @@ first, so that a bystander can never be hit.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import math
 import os
 import signal
-import stat
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
-
-SHARED_MEMORY_NAMES = ("psm_", "sem.mp-", "sem.loky-", "vllm", "torch_", "nccl-")
-"""How multiprocessing, torch, NCCL and vLLM begin the names of what they put under /dev/shm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,43 +132,31 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def files_held(pids: Iterable[int], *, since: float) -> frozenset[str]:
-    """Shared-memory files and named sockets that these processes have open and that were made after ``since`` (epoch s).
-
-    Only names under /dev/shm that multiprocessing, torch, NCCL or vLLM give, owned by this user: what others made and a
-    trial merely opened is not ours to unlink.
-    """
-    inodes: set[str] = set()
-    paths: set[str] = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for fd in os.listdir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError):
-                    target = os.readlink(f"/proc/{pid}/fd/{fd}")
-                    if target.startswith("socket:["):
-                        inodes.add(target[8:-1])
-                    elif target.startswith("/dev/shm/"):
-                        paths.add(target)
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as maps:
-            paths.update(line[line.index("/dev/shm/") :].rstrip("\n") for line in maps if "/dev/shm/" in line)
-    ours = {path for path in paths if os.path.basename(path).startswith(SHARED_MEMORY_NAMES)}
-    return frozenset(path for path in ours | _socket_paths(inodes) if _made_by_us(path, since))
-
-
-def _socket_paths(inodes: set[str]) -> set[str]:
-    found: set[str] = set()
-    with contextlib.suppress(OSError), open("/proc/net/unix", errors="replace") as table:
-        for line in table:
-            fields = line.split(maxsplit=7)
-            if len(fields) == 8 and fields[6] in inodes and fields[7].startswith("/"):
-                found.add(fields[7].strip())
-    return found
-
-
-def _made_by_us(path: str, since: float) -> bool:
+def is_resource_tracker(pid: int) -> bool:
+    """Whether this is the helper of multiprocessing (or of loky) that unlinks, at the end of all processes that share it, what
+    they registered and did not unlink themselves."""
     try:
-        found = os.lstat(path)
+        return b"resource_tracker import main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-    kind = stat.S_ISREG(found.st_mode) or stat.S_ISSOCK(found.st_mode)
-    return kind and found.st_uid == os.getuid() and found.st_ctime >= since - 1.0
+
+
+TRACKER_S = 5.0  # a tracker needs some tens of milliseconds on an idle machine
+
+
+@dataclass(slots=True)
+class TrackersLast:
+    """Whom to kill now: everybody but resource trackers, and those when they have been alone for ``TRACKER_S``.
+
+    A tracker knows the shared memory that nobody can be seen to hold any more: killed together with the processes that made
+    it, it leaves all of that behind.
+    """
+
+    others_at: float = -math.inf
+
+    def choose(self, living: Iterable[Identity]) -> tuple[Identity, ...]:
+        everyone = tuple(living)
+        others = tuple(who for who in everyone if not is_resource_tracker(who.pid))
+        if others or self.others_at == -math.inf:
+            self.others_at = time.monotonic()
+        return others if others or time.monotonic() < self.others_at + TRACKER_S else everyone

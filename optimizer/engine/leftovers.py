@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vopt.optimizer.engine.kin import Identity, alive, descendants, every_process, identity, send_signal
+from vopt.optimizer.engine.held import Held, files_held, unlink_held
+from vopt.optimizer.engine.kin import Identity, TrackersLast, alive, descendants, every_process, identity, send_signal
 
 
 def run_directory() -> Path:
@@ -48,7 +49,7 @@ class Manifest:
     began_epoch_s: float = field(default_factory=time.time)
     boot: str = field(default_factory=boot_id)
     kin: set[Identity] = field(default_factory=set)
-    held: set[str] = field(default_factory=set)
+    held: set[Held] = field(default_factory=set)
     private_directory: str | None = None
     log: str = ""
 
@@ -59,7 +60,7 @@ class Manifest:
             "began_epoch_s": self.began_epoch_s,
             "boot": self.boot,
             "kin": sorted(_pair(who) for who in self.kin),
-            "held": sorted(self.held),
+            "held": [[entry.path, entry.inode] for entry in sorted(self.held)],
             "private_directory": self.private_directory,
             "log": self.log,
         }
@@ -80,7 +81,7 @@ class Manifest:
                 began_epoch_s=data["began_epoch_s"],
                 boot=data["boot"],
                 kin={Identity(*pair) for pair in data["kin"]},
-                held=set(data["held"]),
+                held={Held(*entry) for entry in data["held"]},
                 private_directory=data["private_directory"],
                 log=data["log"],
             )
@@ -129,8 +130,10 @@ def dead_trials() -> tuple[Manifest, ...]:
 def sweep(manifest: Manifest, *, patience_s: float = 10.0) -> tuple[str, ...]:
     """Kill what lives of a dead trial, unlink what it held, remove its directory; the names of what stayed."""
     until = time.monotonic() + patience_s
+    order = TrackersLast()
     while living := manifest.living():
-        for who in living:
+        manifest.held |= files_held((who.pid for who in living), since=manifest.began_epoch_s)
+        for who in order.choose(living):
             with contextlib.suppress(PermissionError):
                 send_signal(who, signal.SIGKILL)
         if time.monotonic() > until:
@@ -145,14 +148,7 @@ def sweep(manifest: Manifest, *, patience_s: float = 10.0) -> tuple[str, ...]:
 
 def remove_files(manifest: Manifest) -> list[str]:
     """Unlink the shared memory and sockets of a trial that is gone, and its private directory; what could not be removed."""
-    stayed = []
-    for path in sorted(manifest.held):
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            stayed.append(f"{path}: {error.strerror}")
+    stayed = unlink_held(manifest.held)
     if manifest.private_directory:
         shutil.rmtree(manifest.private_directory, ignore_errors=True)
         if os.path.exists(manifest.private_directory):

@@ -24,6 +24,7 @@ MODULES = (
     "optimizer/engine/__init__.py",
     "optimizer/engine/base.py",
     "optimizer/engine/drain.py",
+    "optimizer/engine/held.py",
     "optimizer/engine/kin.py",
     "optimizer/engine/leftovers.py",
     "optimizer/engine/resolved.py",

@@ -27,12 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from vopt.optimizer.engine.drain import Drain, secrets_in
+from vopt.optimizer.engine.held import files_held, segment_names
 from vopt.optimizer.engine.kin import (
     Identity,
+    TrackersLast,
     become_subreaper,
     descendants,
     die_with_parent,
-    files_held,
     identity,
     send_signal,
 )
@@ -57,6 +58,7 @@ class Supervisor:
     leader: Identity
     ended: Message | None = None
     recorded_at: float = 0.0
+    segments: frozenset[str] = frozenset()
     searcher_gone: bool = False
 
     def run(self, wake_fd: int) -> tuple[str, ...]:
@@ -108,9 +110,15 @@ class Supervisor:
                     self.tell(self.ended)
 
     def record(self, *, now: bool = False) -> None:
-        """Write down who belongs to the trial and what they hold, now and then: it is needed when they are dead."""
-        if not now and time.monotonic() - self.recorded_at < RECORD_S:
+        """Write down who belongs to the trial and what they hold: it is needed when they are dead.
+
+        Now and then, and whenever a segment of shared memory is new on this machine: its maker may not live until the next
+        look, and then nothing tells whose it was.
+        """
+        segments = segment_names()
+        if not now and segments <= self.segments and time.monotonic() - self.recorded_at < RECORD_S:
             return
+        self.segments = segments
         kin = {entry.identity for entry in descendants(os.getpid())}
         held = files_held((who.pid for who in kin), since=self.manifest.began_epoch_s)
         if not kin <= self.manifest.kin or not held <= self.manifest.held:
@@ -127,17 +135,22 @@ class Supervisor:
         if self.wait_until_alone(None):
             return []
         until = time.monotonic() + KILL_PATIENCE_S
+        order = TrackersLast()
         while time.monotonic() < until:
             self.record(now=True)
-            self.signal_all(signal.SIGKILL)
+            self.signal_all(signal.SIGKILL, order)
             if self.wait_until_alone(0.5):
                 return []
+        self.signal_all(signal.SIGKILL)  # trackers too
+        if self.wait_until_alone(0.5):
+            return []
         return [f"process {entry.identity.pid} ({entry.name}) does not end" for entry in descendants(os.getpid())]
 
-    def signal_all(self, number: signal.Signals) -> None:
-        for entry in descendants(os.getpid()):
+    def signal_all(self, number: signal.Signals, order: TrackersLast | None = None) -> None:
+        everyone = [entry.identity for entry in descendants(os.getpid())]
+        for who in order.choose(everyone) if order is not None else everyone:
             with contextlib.suppress(PermissionError):
-                send_signal(entry.identity, number)
+                send_signal(who, number)
 
     def wait_until_alone(self, patience_s: float | None) -> bool:
         """Whether nothing is left. ``None``: for the grace, which another order, or the search's death, makes shorter, never
@@ -154,6 +167,7 @@ class Supervisor:
                 return True
             if time.monotonic() >= began + (self.grace_s if patience_s is None else patience_s):
                 return False
+            self.record()  # what is ending may still make something
             time.sleep(0.02)
 
     def tell(self, message: Message) -> None:

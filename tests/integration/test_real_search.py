@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.segments import SegmentWatch
 
 from vopt.optimizer.engine.kin import descendants
 from vopt.optimizer.history import Arm, Stage, StudyRecord
@@ -32,16 +33,13 @@ Search = Callable[..., tuple[subprocess.CompletedProcess[str], StudyRecord]]
 @pytest.fixture
 def search(tmp_path: Path, engine_cache: Path) -> Search:
     def run(model: Path, *words: str, code: int = 0) -> tuple[subprocess.CompletedProcess[str], StudyRecord]:
-        shared_memory = set(os.listdir("/dev/shm"))
         command = [sys.executable, "-m", "vopt.optimizer", "search", "--model", str(model), *SMALL, *words, "--json"]
         environment = {**os.environ, "XDG_CACHE_HOME": str(engine_cache), "HF_TOKEN": "hf_" + "x" * 32}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == code, done.stderr
-        assert descendants(os.getpid()) == ()
-        left = {
-            name for name in set(os.listdir("/dev/shm")) - shared_memory if os.stat(f"/dev/shm/{name}").st_uid == os.getuid()
-        }
-        assert not left, "shared memory left behind"
+        with SegmentWatch() as watch:
+            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+            assert done.returncode == code, done.stderr
+            assert descendants(os.getpid()) == ()
+            assert watch.left() == []
         assert holders_of(tmp_path, "hf_" + "x" * 32) == []
         return done, read_study(f"sqlite:///{tmp_path / 'studies.db'}")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.segments import SegmentWatch
 from support.sessions import eventually, leader_of, named, plan, source, spec
 
 from vopt.objectives.records import LoadStatus
@@ -30,7 +31,6 @@ Trial = Callable[..., ProcessSession]
 @pytest.fixture
 def trial(tmp_path: Path, vllm_python: str, tiny_models: tuple[Path, Path], engine_cache: Path) -> Iterator[Trial]:
     sessions: list[ProcessSession] = []
-    before = set(os.listdir("/dev/shm"))
 
     def make(hybrid: bool = False, deadlines: Deadlines | None = None, **arguments: Any) -> ProcessSession:
         wanted = spec(tmp_path / str(len(sessions)), tiny_models[hybrid], vllm_python, engine_cache, **arguments)
@@ -39,12 +39,12 @@ def trial(tmp_path: Path, vllm_python: str, tiny_models: tuple[Path, Path], engi
         sessions.append(ProcessSession(wanted))
         return sessions[-1]
 
-    yield make
-    leftovers = [session.close() for session in sessions]
-    assert all(left == () for left in leftovers), leftovers
-    assert descendants(os.getpid()) == ()
-    ours = {name for name in set(os.listdir("/dev/shm")) - before if os.stat(f"/dev/shm/{name}").st_uid == os.getuid()}
-    assert not ours, "shared memory left behind"
+    with SegmentWatch() as watch:
+        yield make
+        leftovers = [session.close() for session in sessions]
+        assert all(left == () for left in leftovers), leftovers
+        assert descendants(os.getpid()) == ()
+        assert watch.left() == []
 
 
 def no_phase(phase: Phase, words: str) -> None: ...
@@ -315,17 +315,18 @@ def test_sigkill_of_the_search_ends_engine_core_and_workers(
             """
         )
     )
-    before = set(os.listdir("/dev/shm"))
-    running = subprocess.Popen([sys.executable, search], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-    try:
-        eventually((tmp_path / "up").exists, 120.0)
-        everyone = [entry.identity for entry in descendants(running.pid)]
-        assert len(everyone) >= 4, "supervisor, trial process, engine core, worker"
-    finally:
-        running.kill()
-        running.wait()
-    eventually(lambda: not any(alive(who) for who in everyone), 30.0)
-    assert set(os.listdir("/dev/shm")) - before == set()
+    with SegmentWatch() as watch:
+        running = subprocess.Popen([sys.executable, search], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        try:
+            eventually((tmp_path / "up").exists, 120.0)
+            everyone = [entry.identity for entry in descendants(running.pid)]
+            assert len(everyone) >= 4, "supervisor, trial process, engine core, worker"
+        finally:
+            running.kill()
+            running.wait()
+        eventually(lambda: not any(alive(who) for who in everyone), 30.0)
+        assert watch.made >= 2, "the queues from and to the worker"
+        assert watch.left() == []
     assert identity(running.pid) is None
 
 

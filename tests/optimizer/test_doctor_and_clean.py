@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from vopt.optimizer.clean import clean
 from vopt.optimizer.cli import app
 from vopt.optimizer.doctor import Report, Row, State, examine, gpu_rows, interpreter_rows, storage_row
+from vopt.optimizer.engine.held import Held
 from vopt.optimizer.engine.interpreter import Interpreter, probe
 from vopt.optimizer.engine.kin import Identity, alive, identity
 from vopt.optimizer.engine.leftovers import Manifest
@@ -163,7 +164,7 @@ def leftover(folder: Path) -> tuple[Manifest, subprocess.Popen[bytes]]:
         supervisor=Identity(2**22 - 1, 1),
         leader=who,
         kin={who},
-        held={str(held)},
+        held={Held(str(held), held.stat().st_ino)},
         private_directory=str(private),
         log="/studies/x/3/engine.log",
     )

@@ -15,7 +15,7 @@ from vopt.optimizer.engine.kin import descendants
 
 SIMULATED = (
     *("search", "--goal", "throughput", "--model", "Qwen/Qwen3-8B", "--simulate", "h200", "--concurrency", "256"),
-    *("--window", "3", "--soak", "0", "--rounds", "0", "--trials", "24", "--time-budget", "24h"),
+    *("--window", "120", "--soak", "0", "--rounds", "0", "--trials", "12", "--time-budget", "24h"),
     *("--vary", "max_num_seqs=64,128,256,512,1024,2048", "--vary", "max_num_batched_tokens=2048,4096,8192,16384,32768"),
 )
 
@@ -23,7 +23,7 @@ SIMULATED = (
 @pytest.mark.slow
 @pytest.mark.fault("ten SIGKILLs of a simulated search")
 def test_ten_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
-    check_study(kill_at_random(tmp_path, SIMULATED, {}, kills=10, seed=1), 12)
+    check_study(kill_at_random(tmp_path, SIMULATED, {}, kills=10, seed=1, trial_s=0.5), 12)
 
 
 @pytest.mark.parametrize(
