@@ -122,6 +122,8 @@ def conditions_of(subject: Subject) -> Callable[[], Mapping[str, Any]]:
                 "processes": len(gpu.holders),
             }
             found |= {f"gpu{gpu.index}_{name}": value for name, value in named.items() if value is not None}
+        if subject.machine.uuids:
+            found["gpu_uuids"] = " ".join(subject.machine.uuids)
         found["other_gpus_busy"] = len(gpus.busy(subject.machine.uuids))
         found["load_average"] = room.load_average()
         return found

@@ -14,16 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from vopt.optimizer import gpus, host
+from vopt.optimizer.cli import app
 from vopt.optimizer.engine.process import ProcessSession, engine_environment
 from vopt.optimizer.locks import Locked
+from vopt.optimizer.study import read_study
 from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Phase
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import in_process_vs_served
+import journal_of_study
 import noise
 import pairs
 import record_table
@@ -250,6 +254,38 @@ def test_the_interval_of_a_ratio_is_that_of_students_t() -> None:
     low, high = pairs.interval([0.0, 0.02])
     assert low == pytest.approx(math.exp(0.01 - 12.706 * 0.01), rel=1e-4)
     assert high == pytest.approx(math.exp(0.01 + 12.706 * 0.01), rel=1e-4)
+
+
+def test_a_study_becomes_a_journal_of_its_in_process_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    storage = f"sqlite:///{tmp_path}/studies.db"
+    words = [
+        "search",
+        "--model",
+        "Qwen/Qwen3-0.6B",
+        "--goal",
+        "throughput",
+        "--simulate",
+        "h200",
+        "--trials",
+        "3",
+        "--rounds",
+        "1",
+    ]
+    words += ["--concurrency", "16", "--window", "1s", "--soak", "0", "--quiet", "--storage", storage, "--study", "one"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    capsys.readouterr()
+    assert journal_of_study.main([storage, "one"]) == 0
+    path = tmp_path / "journal.jsonl"
+    path.write_text(capsys.readouterr().out)
+    table, study = recorded.read_table(path), read_study(storage, "one")
+    assert table.header["levels"] == [16]
+    assert table.header["fixed"] == study.setup["fixed"]
+    assert len(table.starts) == len(study.trials), "a simulation serves nothing"
+    for start, trial in zip(table.starts, study.trials, strict=True):
+        assert start.config == trial.config
+        assert trial.metrics is not None
+        assert start.levels[16]["tokens_per_s"] == pytest.approx(trial.metrics["tokens_per_s"], rel=1e-5)
+        assert start.started["kv_cache_tokens"] == trial.kv_cache_tokens
 
 
 @pytest.mark.slow

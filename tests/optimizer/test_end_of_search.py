@@ -8,6 +8,7 @@ import stat
 import sys
 from dataclasses import replace
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -110,8 +111,12 @@ def test_a_notification_that_cannot_be_meant(command: str) -> None:
 
 
 @cache
-def answered(*, served: bool, behind_the_server: float, no_serve: bool = False) -> Recommendation:
-    """A landscape with a gain, whose served engines give ``behind_the_server`` times what the defaults' do."""
+def answered(
+    *, served: bool, behind_the_server: float, no_serve: bool = False, path: float = 1.0, machines: int = 1
+) -> Recommendation:
+    """A landscape with a gain, whose served engines give ``behind_the_server`` times what the defaults' do, and ``path`` times
+    what the same engine does in-process; confirmed on ``machines`` machines in turn."""
+    turns = cycle(range(machines))
     landscape = small_landscape()
     inner = landscape.evaluator(1)
 
@@ -119,7 +124,10 @@ def answered(*, served: bool, behind_the_server: float, no_serve: bool = False) 
         record = inner(request)
         if request.stage is not Stage.CONFIRMATION:
             return record
-        record = replace(record, served=served)
+        record = replace(record, served=served, environment={"gpu_uuids": f"GPU-{next(turns)}"})
+        if record.metrics is not None:
+            values = {**record.metrics.values, "tokens_per_s": path * record.metrics.values["tokens_per_s"]}
+            record = replace(record, metrics=replace(record.metrics, values=values))
         if record.config and record.metrics is not None:
             noise = record.metrics.values["tokens_per_s"] / base[record.config]
             values = {**record.metrics.values, "tokens_per_s": 10_000 * behind_the_server * noise}
@@ -150,6 +158,20 @@ def test_nothing_vanishes_when_the_served_gain_is_there_or_nothing_was_served() 
         answered(served=False, behind_the_server=1.0, no_serve=True),
     ):
         assert not any("vanishes" in note for note in answer.notes)
+
+
+@pytest.mark.parametrize(("path", "said"), [(1.0, None), (1.03, None), (1.28, "+2"), (0.7, "-3")])
+def test_an_answer_says_that_served_engines_are_others_than_the_search_ranked_by(path: float, said: str | None) -> None:
+    notes = [note for note in answered(served=True, behind_the_server=1.2, path=path).notes if "ranked by" in note]
+    assert len(notes) == (said is not None)
+    assert all(f"the baseline's tokens_per_s is {said}" in note and "--engine server" in note for note in notes)
+    assert not any("ranked by" in note for note in answered(served=False, behind_the_server=1.2, path=path).notes)
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_an_answer_says_that_it_was_confirmed_on_several_machines(machines: int) -> None:
+    said = [note for note in answered(served=True, behind_the_server=1.2, machines=machines).notes if "sets of GPUs" in note]
+    assert len(said) == machines - 1
 
 
 def test_without_the_server_the_answer_says_so() -> None:
