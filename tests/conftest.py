@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from vopt.optimizer.interruption import SIGNALS
 from vopt.optimizer.one_thread import one_thread
 
 with one_thread():  # as `vopt search` does: else a hundred model fits wait for threads, and a busy machine makes minutes of it
@@ -70,3 +72,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu"):  # not item.keywords, which holds the name of every folder above
             item.add_marker(skip)
+
+
+@pytest.fixture
+def signal_handlers() -> Iterator[None]:
+    """The handlers of the signals that end a search, as they were."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -20,8 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import pairs
 import starts
 
-from vopt.optimizer.errors import VoptError
-from vopt.optimizer.trial import EngineConfig, EngineFailure
+from vopt.optimizer.trial import EngineConfig
 
 INSIDE, SERVED = "in-process", "served"
 
@@ -30,6 +29,7 @@ def side_of(entry: pairs.Entry) -> str:
     return SERVED if entry["served"] else INSIDE
 
 
+@starts.reported
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     starts.add_options(parser, out="gpu-results/served.jsonl")
@@ -42,22 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     levels = [int(level) for level in typed.levels.split(",")]
     plans = [starts.closed(level, typed.window, typed.seed) for level in levels]
     sides = (pairs.Side(INSIDE, typed.config), pairs.Side(SERVED, typed.config, served=True))
-    try:
-        stand = starts.stand_of(typed, typed.model)
-        own = EngineConfig(typed.config).digest
-        out = typed.out.with_name(f"{typed.out.stem}-{Path(typed.model).name}-{own}{typed.out.suffix}")
-        facts = {"config": typed.config, "levels": levels, "window_s": typed.window}
-        journal = starts.Journal(out, stand.header("in-process-and-served", **facts))
-        with starts.reserved(stand, "in-process and served"):
-            remaining = pairs.measure(
-                stand, journal, starts.Patience(typed.budget), sides, side_of, pairs=typed.pairs, plans=plans
-            )
-    except EngineFailure as failure:
-        print(f"the machine failed: {failure}", file=sys.stderr)
-        return 3
-    except (VoptError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 2
+    stand = starts.stand_of(typed, typed.model)
+    own = EngineConfig(typed.config).digest
+    out = typed.out.with_name(f"{typed.out.stem}-{Path(typed.model).name}-{own}{typed.out.suffix}")
+    facts = {"config": typed.config, "levels": levels, "window_s": typed.window}
+    journal = starts.Journal(out, stand.header("in-process-and-served", **facts))
+    with starts.reserved(stand, "in-process and served"):
+        remaining = pairs.measure(stand, journal, starts.Patience(typed.budget), sides, side_of, pairs=typed.pairs, plans=plans)
     print(pairs.compared_words(journal.entries, levels, SERVED, INSIDE, side_of))
     print(f"{remaining} starts remain")
     return starts.WORK_REMAINS if remaining else 0

@@ -13,10 +13,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from vopt.optimizer.bench_run import spec_of
 from vopt.optimizer.engine.base import OnPhase, Session
 from vopt.optimizer.engine.process import ProcessSession
 from vopt.optimizer.environment import host_facts
+from vopt.optimizer.errors import VoptError
 from vopt.optimizer.evaluate import OpenSession
 from vopt.optimizer.first_load import NumberedLoads
 from vopt.optimizer.load.plan import Arrivals, LoadPlan
@@ -146,6 +148,23 @@ class Stand:
             **facts,
             "environment": {**host_facts(), **driver_of(subject)},
         }
+
+
+def reported(main: Callable[[Sequence[str] | None], int]) -> Callable[[Sequence[str] | None], int]:
+    """``main`` with its failures said and as exit codes: 3 the machine, 2 what was typed cannot be meant."""
+
+    @wraps(main)
+    def run(arguments: Sequence[str] | None = None) -> int:
+        try:
+            return main(arguments)
+        except EngineFailure as failure:
+            print(f"the machine failed: {failure}", file=sys.stderr)
+            return 3
+        except (VoptError, ValueError) as error:
+            print(error, file=sys.stderr)
+            return 2
+
+    return run
 
 
 def add_options(parser: argparse.ArgumentParser, *, out: str) -> None:

@@ -20,9 +20,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import pairs
 import starts
 
-from vopt.optimizer.errors import VoptError
-from vopt.optimizer.trial import EngineFailure
-
 ONE, TWO = "one GPU", "two GPUs"
 
 NO_MULTICAST = {
@@ -40,6 +37,7 @@ def side_of(entry: pairs.Entry) -> str:
     return TWO if entry["config"]["tensor_parallel_size"] == 2 else ONE
 
 
+@starts.reported
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     starts.add_options(parser, out="gpu-results/tensor-parallel.jsonl")
@@ -53,24 +51,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     levels = [int(level) for level in typed.levels.split(",")]
     plans = [starts.closed(level, typed.window, typed.seed) for level in levels]
     sides = (pairs.Side(ONE, {"tensor_parallel_size": 1}), pairs.Side(TWO, {"tensor_parallel_size": 2}))
-    try:
-        stand = starts.stand_of(typed, typed.model)
-        if stand.subject.machine.count != 2:
-            raise ValueError(f"--gpus {typed.gpus}: two GPUs are compared with one: --gpus 0,1")
-        out = typed.out.with_name(f"{typed.out.stem}-{Path(typed.model).name}{typed.out.suffix}")
-        switched = {name: os.environ[name] for name in NO_MULTICAST}
-        facts = {"levels": levels, "window_s": typed.window, "switched": switched}
-        journal = starts.Journal(out, stand.header("tensor-parallel", **facts))
-        with starts.reserved(stand, "tensor parallel"):
-            remaining = pairs.measure(
-                stand, journal, starts.Patience(typed.budget), sides, side_of, pairs=typed.pairs, plans=plans
-            )
-    except EngineFailure as failure:
-        print(f"the machine failed: {failure}", file=sys.stderr)
-        return 3
-    except (VoptError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 2
+    stand = starts.stand_of(typed, typed.model)
+    if stand.subject.machine.count != 2:
+        raise ValueError(f"--gpus {typed.gpus}: two GPUs are compared with one: --gpus 0,1")
+    out = typed.out.with_name(f"{typed.out.stem}-{Path(typed.model).name}{typed.out.suffix}")
+    switched = {name: os.environ[name] for name in NO_MULTICAST}
+    facts = {"levels": levels, "window_s": typed.window, "switched": switched}
+    journal = starts.Journal(out, stand.header("tensor-parallel", **facts))
+    with starts.reserved(stand, "tensor parallel"):
+        remaining = pairs.measure(stand, journal, starts.Patience(typed.budget), sides, side_of, pairs=typed.pairs, plans=plans)
     print(pairs.compared_words(journal.entries, levels, TWO, ONE, side_of))
     print(capacity_words(journal.entries))
     print(f"{remaining} starts remain")

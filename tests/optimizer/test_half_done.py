@@ -17,7 +17,6 @@ from typer.testing import CliRunner, Result
 from vopt.optimizer.cli import app
 from vopt.optimizer.engine.simulated import SimulatedSession
 from vopt.optimizer.history import TrialRecord, TrialRequest
-from vopt.optimizer.interruption import SIGNALS
 from vopt.optimizer.search import search
 from vopt.optimizer.setup import Budget, SearchSetup
 from vopt.optimizer.study import Study, read_study
@@ -31,12 +30,7 @@ SEARCH = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("signal_handlers")
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,7 @@ from vopt.optimizer.errors import EnvironmentLacks
 from vopt.optimizer.faults import ending
 from vopt.optimizer.interruption import SIGNALS, Interruption, listen
 
-
-@pytest.fixture(autouse=True)
-def _handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("signal_handlers")
 
 
 @pytest.mark.parametrize("number", SIGNALS)
