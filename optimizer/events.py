@@ -50,13 +50,18 @@ class LoadTicked:
 
 @dataclass(frozen=True, slots=True)
 class TrialEnded:
-    """``value`` is the goal's metric; ``reason`` says why the trial cannot win, if it cannot."""
+    """``value`` is the goal's metric; ``reason`` says why the trial cannot win, if it cannot.
+
+    ``best`` and ``baseline`` are those of the search. ``against`` is the first value of the baseline that was measured as this
+    start was, in-process or served: the two may differ by more than any configuration does.
+    """
 
     record: TrialRecord
     value: float | None
     best: float | None
     baseline: float | None
     reason: str = ""
+    against: float | None = None
 
 
 Event = Note | StageBegan | TrialBegan | PhaseBegan | LoadTicked | TrialEnded

@@ -306,8 +306,22 @@ class _Loop:
             self.given_up.add(record.config)
         best, baseline = self._incumbent(), self._progress().baseline
         self.listener(
-            TrialEnded(record, judged.value, best.value if best else None, baseline.value if baseline else None, judged.reason)
+            TrialEnded(
+                record,
+                judged.value,
+                best.value if best else None,
+                baseline.value if baseline else None,
+                judged.reason,
+                self._against(record),
+            )
         )
+
+    def _against(self, record: TrialRecord) -> float | None:
+        starts = self._progress().starts_of(self._progress().baseline_config, *Stage)
+        like = (
+            start.value for start in starts if start.record.served == record.served and start.record.stage is not Stage.SOAK
+        )
+        return next((value for value in like if value is not None), None)
 
 
 def _open_part(progress: Progress, point: Point) -> Point:

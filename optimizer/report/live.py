@@ -35,6 +35,7 @@ class Ended:
     record: TrialRecord
     value: float | None
     reason: str
+    against: float | None
 
 
 @dataclass(slots=True)
@@ -91,7 +92,7 @@ class Progress:
             self.baseline = event.baseline
         if event.reason:
             self.failures.append((event.record.label, self._safe(failure_text(event.record, event.reason))))
-        self.ended.append(Ended(event.record, event.value, self._safe(event.reason)))
+        self.ended.append(Ended(event.record, event.value, self._safe(event.reason), event.against))
 
     def _usual_s(self, phase: Phase) -> float | None:
         """What this phase took in the starts before, those of the running stage first; a soak is like no other load, and a
@@ -225,8 +226,8 @@ class Progress:
         if event.record.stage is Stage.SOAK:
             return self._safe(soak_text(event.record, event.reason))
         said = [f"trial {event.record.label}: {self._value(event.value)}{self._each(event.record)}"]
-        if event.value is not None and event.baseline and event.record.label != "0":
-            said.append(wording.change_text(event.value / event.baseline))
+        if event.value is not None and event.against and event.record.label != "0":
+            said.append(wording.change_text(event.value / event.against))
         if event.reason:
             said.append(f"cannot win: {self._safe(failure_text(event.record, event.reason))}")
         elif event.value is not None and event.value == event.best:
@@ -263,7 +264,7 @@ class Progress:
         for row in self.ended:
             soak = row.record.stage is Stage.SOAK
             value = None if soak else row.value
-            ratio = value / self.baseline if value is not None and self.baseline else None
+            ratio = value / row.against if value is not None and row.against else None
             success = row.record.metrics.get("success_rate") if row.record.metrics else None
             best = row.record.label == self.best_label
             table.add(

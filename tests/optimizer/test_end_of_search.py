@@ -17,9 +17,11 @@ from typer.testing import CliRunner
 
 from vopt.optimizer.cli import app
 from vopt.optimizer.errors import UsageError
-from vopt.optimizer.history import Stage, TrialRecord, TrialRequest
+from vopt.optimizer.events import Event, Listener, TrialEnded
+from vopt.optimizer.history import Arm, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.notify import notification, notify, notify_words
 from vopt.optimizer.recommend import Recommendation, Verdict
+from vopt.optimizer.report.live import Progress
 from vopt.optimizer.search import search
 from vopt.optimizer.setup import Budget, SearchSetup
 
@@ -112,7 +114,13 @@ def test_a_notification_that_cannot_be_meant(command: str) -> None:
 
 @cache
 def answered(
-    *, served: bool, behind_the_server: float, no_serve: bool = False, path: float = 1.0, machines: int = 1
+    *,
+    served: bool,
+    behind_the_server: float,
+    no_serve: bool = False,
+    path: float = 1.0,
+    machines: int = 1,
+    listener: Listener = lambda event: None,
 ) -> Recommendation:
     """A landscape with a gain, whose served engines give ``behind_the_server`` times what the defaults' do, and ``path`` times
     what the same engine does in-process; confirmed on ``machines`` machines in turn."""
@@ -142,7 +150,7 @@ def answered(
     setup = SearchSetup(
         goal=landscape.goal, space=landscape.space, budget=Budget(trials=10, time_s=None, soak_s=60), no_serve=no_serve
     )
-    return search(setup, MemoryStudy(), evaluate, lambda event: None)
+    return search(setup, MemoryStudy(), evaluate, listener)
 
 
 def test_a_gain_that_vanishes_behind_the_server_is_said_to_vanish() -> None:
@@ -166,6 +174,22 @@ def test_an_answer_says_that_served_engines_are_others_than_the_search_ranked_by
     assert len(notes) == (said is not None)
     assert all(f"the baseline's tokens_per_s is {said}" in note and "--engine server" in note for note in notes)
     assert not any("ranked by" in note for note in answered(served=False, behind_the_server=1.2, path=path).notes)
+
+
+def test_a_served_start_is_told_against_the_served_baseline() -> None:
+    heard: list[Event] = []
+    answered(served=True, behind_the_server=1.2, path=1.5, listener=heard.append)
+    ended = [event for event in heard if isinstance(event, TrialEnded)]
+    searched = [event for event in ended if event.record.stage is Stage.SEARCH]
+    served = [event for event in ended if event.record.served]
+    baselines = [event for event in served if event.record.arm is Arm.BASELINE]
+    assert {event.against for event in searched} == {searched[0].value}
+    assert {event.against for event in served} == {baselines[0].value}
+    progress = Progress("tokens_per_s")
+    lines = [progress.plain_line(event, 0.0) or "" for event in baselines]
+    assert len(lines) >= 3
+    assert ", 0.0 %" in lines[0]
+    assert not any("+5" in line for line in lines), "what the server alone changes is no gain"
 
 
 @pytest.mark.parametrize("machines", [1, 2])

@@ -489,5 +489,5 @@ def events(made: StudyRecord | None = None) -> list[Event]:
         reason = trial.failure.detail if trial.failure else "success rate 51.6 % is below 99 %" if trial.label == "4" else ""
         if value is not None and not reason:
             best = max(best or 0.0, value)
-        rows.append(TrialEnded(trial, value, best, 21_380.0, reason))
+        rows.append(TrialEnded(trial, value, best, 21_380.0, reason, 21_380.0))
     return rows
