@@ -20,14 +20,13 @@ import starts
 
 from vopt.objectives.confidence import start_spread
 from vopt.optimizer.bench import SPREAD_METRICS
-from vopt.optimizer.errors import VoptError
-from vopt.optimizer.trial import EngineFailure
 
 FIRST_START_S = 250.0
 """What a model's first start is taken to need: all its kernels are compiled and tuned in it (218 s with Qwen3.5-9B on an H200
 with vLLM 0.22.1)."""
 
 
+@starts.reported
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     starts.add_options(parser, out="gpu-results/noise.jsonl")
@@ -39,14 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     typed = parser.parse_args(arguments)
     patience, remaining = starts.Patience(typed.budget), 0
     for model in typed.model or ["qwen3-8b", "qwen3.5-9b"]:
-        try:
-            remaining += repeat(typed, model, patience)
-        except EngineFailure as failure:
-            print(f"{model}: the machine failed: {failure}", file=sys.stderr)
-            return 3
-        except (VoptError, ValueError) as error:
-            print(error, file=sys.stderr)
-            return 2
+        remaining += repeat(typed, model, patience)
     print(f"{remaining} starts remain")
     return starts.WORK_REMAINS if remaining else 0
 

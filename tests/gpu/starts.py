@@ -38,7 +38,7 @@ from vopt.optimizer.options import BenchOptions
 from vopt.optimizer.prepare import driver_of, find_load
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.subject import Subject, find_subject
-from vopt.optimizer.trial import Blame, EngineConfig, EngineFailure, Failed, Phase, Started
+from vopt.optimizer.trial import Blame, EngineConfig, EngineFailure, Failed, Phase, Started, TrialSpec
 
 WORK_REMAINS = 10
 """Exit code of a program that ended because its time budget did: run the same command again."""
@@ -236,8 +236,12 @@ def on_one_gpu(stand: Stand, place: int, *, ahead: bool = False) -> Stand:
     machine = replace(stand.subject.machine, uuids=stand.subject.machine.uuids[place : place + 1], count=1)
     subject = replace(stand.subject, machine=machine)
     open_session = opener("simulated" if machine.simulated else "vllm", subject)
-    if not (ahead or machine.simulated):
-        open_session = lambda spec, served: ProcessSession(spec)  # noqa: E731 - the same as above, without what comes ahead
+
+    def alone(spec: TrialSpec, served: bool) -> Session:
+        """The same without what comes ahead."""
+        return ProcessSession(spec)
+
+    open_session = open_session if ahead or machine.simulated else alone
     return replace(stand, subject=subject, open_session=open_session, directory=stand.directory / f"gpu-{place}")
 
 

@@ -71,12 +71,14 @@ def test_a_search_ends_between_its_trials_and_goes_on(tmp_path: Path, monkeypatc
         assert vopt(*SEARCH).exit_code == 0
     steps = count[0]
     assert steps > 100
+    codes = []
     for number in range(1, steps + 1, 23):
         folder = tmp_path / str(number)
         folder.mkdir()
         monkeypatch.chdir(folder)
         with at_each_step(interrupt_at(number)):
             ended = vopt(*SEARCH)
+        codes.append(ended.exit_code)
         assert ended.exit_code in (0, 130), (number, ended.output)  # 0: after the last trial
         assert "a fault of vopt" not in ended.stderr
         if ended.exit_code == 130:
@@ -85,6 +87,8 @@ def test_a_search_ends_between_its_trials_and_goes_on(tmp_path: Path, monkeypatc
         labels = [record.label for record in read_study("sqlite:///studies.db").trials]
         assert len(labels) == len(set(labels)) == 2
         assert all(record.failure is None for record in read_study("sqlite:///studies.db").trials)
+    assert codes[0] == 130, "before the first trial"
+    assert codes.count(130) > len(codes) // 2
 
 
 def test_a_command_that_reads_ends_with_130(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
