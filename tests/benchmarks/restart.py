@@ -9,7 +9,8 @@ from the spawn to readiness, and from the order to stop until everything is gone
 request stream of a second on vopt's, whose time is left out. vopt's own share of that ("own") is what is neither vLLM's import
 nor its engine's start nor requests under way: spawning, talking, reading logs, writing records, ending the processes.
 
-``--side`` runs one of them alone, so that two GPUs of one host can run both at once; ``--json`` keeps each restart as it ends.
+``--side`` runs one of them alone, so that two GPUs of one host can run both at once; ``--json`` keeps each restart as it ends;
+``--cache DIR`` (empty: ``$XDG_CACHE_HOME/vopt``) leaves vopt's caches there, for a search of the same model afterwards.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Restart:
         return self.start_s + self.stop_s
 
 
-def through_vopt(model: str, configs: list[dict[str, Any]], python: str, where: Path) -> Iterator[Restart]:
+def through_vopt(model: str, configs: list[dict[str, Any]], python: str, where: Path, cache: Path) -> Iterator[Restart]:
     source = RequestSource(lengths=((64, 16),) * 64, bodies=(tuple(range(20, 700)),), digit_ids=tuple(range(8, 18)))
     plan = LoadPlan(arrivals=Arrivals.CLOSED, window_s=1.0, concurrency=4, min_requests=1, max_doublings=0)
     spares = Spares()
@@ -69,7 +70,7 @@ def through_vopt(model: str, configs: list[dict[str, Any]], python: str, where: 
             python=python,
             gpus=tuple(gpu.uuid for gpu in gpus.visible(gpus.inventory())[:1]),
             deadlines=Deadlines(start_s=PATIENCE_S),
-            cache_root=where / "vopt-cache",
+            cache_root=cache,
         )
         session = ProcessSession(spec, spares)
         began = time.monotonic()
@@ -138,7 +139,10 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--side", choices=("vopt", "plain"), help="only this one: two GPUs can run one side each")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--cache", type=Path, help="an empty folder where vopt's caches stay")
     options = parser.parse_args()
+    if options.cache and options.cache.exists() and any(options.cache.iterdir()):
+        parser.error(f"--cache {options.cache} is not empty: both sides begin with empty caches")
     fixed = {}
     for text in options.set:
         name, _, value = text.partition("=")
@@ -152,9 +156,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="vopt-restart-") as folder, contextlib.ExitStack() as held:
         for lock in lock_gpus(chosen, "the restart benchmark"):
             held.enter_context(lock)
+        where = Path(folder)
         for side in sides:
-            run = through_vopt if side == "vopt" else through_plain_serve
-            for restart in run(options.model, configs, options.python, Path(folder)):
+            asked, cache = (options.model, configs, options.python, where), options.cache or where / "vopt-cache"
+            for restart in through_vopt(*asked, cache) if side == "vopt" else through_plain_serve(*asked):
                 found.append(restart)
                 report(restart)
                 if options.json:
