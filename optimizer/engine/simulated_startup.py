@@ -1,8 +1,8 @@
 """How long a simulated engine takes to start, part by part, and which of its parts the caches of earlier starts save.
 
 Measured on an H200 with vLLM 0.22.1 and dummy weights (seconds, first start / new compile key / known key): Qwen3.5-9B
-197 to 218 / 60 to 70 / 36 to 41, Qwen3-8B 78 to 84 / 29 to 48 / 16 to 25, Qwen3-0.6B 86 / 26 to 35 / 15 to 17, with the Triton and
-vLLM caches shared by all starts. The ranges are of four hosts of one kind: what is computed here lies inside them.
+197 to 218 / 60 to 70 / 36 to 41, Qwen3-8B 78 to 84 / 29 to 48 / 16 to 25, Qwen3-0.6B 86 / 26 to 35 / 15 to 17, with the
+Triton and vLLM caches shared by all starts. The ranges are of four hosts of one kind: what is computed lies inside them.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def _capture_s(graphs: int, hybrid: bool) -> float:
 
 
 def _compile_s(layers: int, hybrid: bool, first: bool, known: bool) -> float:
-    """Measured for dense models of 28 and 36 layers: 29 to 37 s first, 17 to 23 and 18 to 30 s with a new key, 4.6 to 5.2 and 5.6
-    to 8.7 s with a known one; for the hybrid of 32 layers 44 to 53, 31 to 37 and 4.2 to 5.2 s."""
+    """Measured for dense models of 28 and 36 layers: 29 to 37 s first, 17 to 23 and 18 to 30 s with a new key, 4.6 to 5.2 and
+    5.6 to 8.7 s with a known one; for the hybrid of 32 layers 44 to 53, 31 to 37 and 4.2 to 5.2 s."""
     if known:
         return 0.17 * layers
     if first:
