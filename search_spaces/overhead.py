@@ -20,8 +20,8 @@ ACTIVATION_BYTES = 2
 OLDER_LOGIT_BYTES = 14
 """``_dummy_sampler_run`` of ``v1/worker/gpu_model_runner.py``, bytes for each request and entry of the vocabulary: the
 model's logits (2), their float32 copy (4, ``v1/sample/sampler.py``), the probabilities (4) and the exponential noise that they
-are divided by (4, ``v1/sample/ops/topk_topp_sampler.py``, which FlashInfer's sampler does not replace: the run calls it a
-second time with generators). Nothing is sorted: from 8 requests on a Triton kernel filters in place."""
+are divided by (4, ``v1/sample/ops/topk_topp_sampler.py``, which FlashInfer's sampler does not replace: since 0.22 the
+run calls it a second time with generators). Nothing is sorted: from 8 requests on a Triton kernel filters in place."""
 
 NEWER_LOGIT_BYTES = 6
 """The same of ``v1/worker/gpu/model_runner.py``: the model's logits and their float32 copy; the noise is drawn inside the
