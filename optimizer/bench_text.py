@@ -12,7 +12,7 @@ from vopt.optimizer.compile_watch import COMPILED, REMEASURED
 from vopt.optimizer.evaluate import UNEXPECTED_HIT_RATE
 from vopt.optimizer.load.shares import CLIENT_PROCESSES
 from vopt.optimizer.load.source import RequestSource
-from vopt.optimizer.measurement import CLIENT_LIMITED
+from vopt.optimizer.measurement import CLIENT_LIMITED, FRONT_END_LIMITED, SCALE_OUT, front_end_limited
 from vopt.optimizer.report.blocks import Block, Column, Facts, Line, Table, TableMaker, plain_text
 from vopt.optimizer.report.wording import NONE, command_text, metric_label, metric_text, metric_unit, one_line, plural
 
@@ -76,6 +76,15 @@ def checks(loads: Sequence[MeasuredLoad], source: RequestSource) -> list[tuple[s
                 CLIENT_LIMITED,
                 f"the load client, not the engine, was the limit in {plural(limited, 'load')}: these figures are no claim "
                 "about the engine; use a machine with more free cores, or more --client-processes with a server",
+            )
+        )
+    outside = [measured.metrics["front_end_share"] for measured in loads if front_end_limited(measured.metrics.values)]
+    if outside:
+        found.append(
+            (
+                FRONT_END_LIMITED,
+                f"up to {max(outside):.0%} of the requests in flight were outside the engine, in the front end: no engine "
+                f"argument makes that faster. {SCALE_OUT}",
             )
         )
     processes = dict.fromkeys(flag for measured in loads for flag in measured.load.flags if flag.startswith(CLIENT_PROCESSES))

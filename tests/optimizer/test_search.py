@@ -258,6 +258,25 @@ def test_a_confirmation_that_the_client_bounded_is_in_the_notes() -> None:
     assert not any("client" in note for note in run(landscape)[0].notes)
 
 
+@pytest.mark.parametrize("served", [True, False])
+def test_a_confirmation_whose_requests_were_outside_the_engine_is_in_the_notes(served: bool) -> None:
+    landscape = small_landscape()
+
+    def evaluate(request: TrialRequest) -> TrialRecord:
+        record = landscape.evaluator(0)(request)
+        if request.label != "confirm-2-baseline":
+            return record
+        assert record.metrics is not None
+        metrics = replace(record.metrics, values={**record.metrics.values, "front_end_share": 0.42})
+        return replace(record, flags=("front_end_limited",), metrics=metrics, served=served)
+
+    answer, _ = run(landscape, evaluate=evaluate)
+    found = [note for note in answer.notes if "in confirm-2-baseline, 42% to 42%" in note]
+    assert len(found) == 1
+    assert ("--api-server-count 2" in found[0]) is served
+    assert not any("in flight were" in note for note in run(landscape)[0].notes)
+
+
 def test_confirmation_alternates_its_order_over_fresh_starts() -> None:
     _, study = run(small_landscape())
     labels = [record.label for record in study.records() if record.stage is Stage.CONFIRMATION]
