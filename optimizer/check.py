@@ -13,6 +13,7 @@ from vopt.optimizer.check_flags import (
     finding,
     instead_of,
     is_last,
+    meant,
     merged,
     retired_value,
     unknown,
@@ -164,6 +165,9 @@ def _corrected(
             if retired_value(flag, schema) is not None and config.get(flag.name) == flag.value:
                 del config[flag.name]
                 notes.append(f"{' '.join((flag.written, *flag.words))} is dropped")
+            continue
+        if (switch := meant(flag, schema)) is not None and flag.name is not None:
+            config[flag.name] = switch
             continue
         old = retired().get(canonical(flag.written)) if flag.name is None else None
         if old is not None and old.merge:
