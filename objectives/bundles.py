@@ -153,7 +153,7 @@ class _Streams:
         begin = float(self.at_s.min())
         block = np.minimum(((self.at_s - begin) / (np.ptp(self.at_s) or 1.0) * BLOCKS).astype(np.int64), BLOCKS - 1)
         doublings = np.log2(np.maximum(silence / median, 1e-9))
-        kinds = np.clip(np.floor(doublings) + 2, 0, SHORT_KINDS - 1).astype(np.int64)
+        kinds: Ints = np.clip(np.floor(doublings) + 2, 0, SHORT_KINDS - 1).astype(np.int64)
         long = silence > LONG * median
         size = np.clip(np.floor(doublings - np.log2(LONG)), 0, LONG_KINDS - 1).astype(np.int64)
         kinds[long] = (_LONG + size * BLOCKS + block)[long]

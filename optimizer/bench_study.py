@@ -25,8 +25,8 @@ from vopt.optimizer.events import Listener, Note, StageBegan, TrialBegan, TrialE
 from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord, TrialRequest
 from vopt.optimizer.host import conditions_of, reserved
 from vopt.optimizer.launch import measurement_of, stored_options
-from vopt.optimizer.measurement import Asked, Measurement
 from vopt.optimizer.load.plan import LoadPlan
+from vopt.optimizer.measurement import Asked, Measurement
 from vopt.optimizer.options import BenchOptions, SearchOptions
 from vopt.optimizer.prepare import find_load, find_second
 from vopt.optimizer.report.redaction import clean, clean_text, known_secrets

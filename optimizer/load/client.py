@@ -150,10 +150,7 @@ class HttpEngine:
         """(sent, chunk times, chunk tokens) so far, in seconds since the request's ``origin_s``; a chunk that declares no
         count has one token until ``recounted``."""
         exchange = self._active.get(index)
-        if exchange is None:
-            return None
-        self._counts.seen(index, exchange)
-        return exchange.partial()
+        return None if exchange is None else self._counts.partial(index, exchange)
 
     def progress(self, index: int, since_s: float) -> Progress | None:
         """As ``partial``, summed up, and recounted roughly."""

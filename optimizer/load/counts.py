@@ -22,15 +22,17 @@ class ChunkCounts:
         self._recent: deque[tuple[int, int]] = deque()
         self._tokens = self._chunks = 0
 
-    def seen(self, index: int, exchange: Exchange) -> None:
-        """A record of this request was asked for, whether or not it is over."""
-        if exchange.begun and not exchange.state.declared:
+    def partial(self, index: int, exchange: Exchange) -> tuple[float, tuple[float, ...], tuple[int, ...]]:
+        """``exchange.partial()``, of which a record may be made."""
+        if not exchange.state.declared:
             self._assumed.add(index)
+        return exchange.partial()
 
     def ended(self, record: RequestRecord, exchange: Exchange) -> None:
-        self.seen(record.index, exchange)
-        if not record.succeeded or record.index not in self._assumed:
+        if not record.succeeded or exchange.state.declared:
+            self._assumed.discard(record.index)
             return
+        self._assumed.add(record.index)
         self._recent.append((record.output_tokens, len(record.chunk_times_s)))
         if len(self._recent) > RECENT:
             tokens, chunks = self._recent.popleft()
