@@ -69,10 +69,11 @@ def recounted(records: Sequence[RequestRecord], uncounted: Container[int]) -> li
         for place, record in enumerate(records)
         if record.failure is None and record.chunk_times_s and record.index in uncounted
     ]
-    streams = _Streams.of([records[place] for place in places])
-    excess = int(streams.excess[streams.finished].sum())
-    if not streams.finished.any() or -int(streams.finished.sum()) <= excess <= 0:
+    finished = [records[place] for place in places if records[place].succeeded]
+    excess = sum(record.output_tokens - len(record.chunk_times_s) for record in finished)
+    if not finished or -len(finished) <= excess <= 0:
         return list(records)  # at most one empty chunk for each request: servers send those at the end
+    streams = _Streams.of([records[place] for place in places])
     if excess > 0:
         counts, changed = streams.with_excess()
     else:
@@ -144,25 +145,29 @@ class _Streams:
 
     def _kinds(self) -> Ints:
         """The kind of each chunk; those of a finished request's last one are ``_KINDS`` higher."""
-        first = np.zeros(len(self.at_s), np.bool_)
-        first[self.begins] = True
         silence = np.diff(self.at_s, prepend=0.0)
-        silence[first] = 0.0
+        silence[self.begins] = 0.0
         known = silence[silence > 0]
         median = float(np.median(known)) if len(known) else 1.0
-        begin = float(self.at_s.min())
-        block = np.minimum(((self.at_s - begin) / (np.ptp(self.at_s) or 1.0) * BLOCKS).astype(np.int64), BLOCKS - 1)
-        doublings = np.log2(np.maximum(silence / median, 1e-9))
-        kinds: Ints = np.clip(np.floor(doublings) + 2, 0, SHORT_KINDS - 1).astype(np.int64)
-        long = silence > LONG * median
-        size = np.clip(np.floor(doublings - np.log2(LONG)), 0, LONG_KINDS - 1).astype(np.int64)
-        kinds[long] = (_LONG + size * BLOCKS + block)[long]
-        moment = ((self.at_s - begin) / MOMENT_S).astype(np.int64)
-        silent = np.bincount(moment, long) > 0.5 * np.bincount(moment, ~first)
-        silent &= np.bincount(moment, long) > 0
-        kinds[first] = np.where(silent[moment], _FIRST_AFTER_SILENCE + block, _FIRST)[first]
-        last = (self.begins + self.chunks - 1)[self.finished & (self.chunks > 1)]
-        kinds[last] += _KINDS
+        edges = median * np.concatenate([2.0 ** np.arange(-1, SHORT_KINDS - 2), LONG * 2.0 ** np.arange(LONG_KINDS)])
+        kinds: Ints = np.searchsorted(edges, silence, side="right")
+        long = np.flatnonzero(kinds >= SHORT_KINDS)
+        begin, span = float(self.at_s.min()), float(np.ptp(self.at_s)) or 1.0
+
+        def part(chunks: Ints, length_s: float) -> Ints:
+            return ((self.at_s[chunks] - begin) / length_s).astype(np.int64)
+
+        def block(chunks: Ints) -> Ints:
+            return np.minimum(part(chunks, span / BLOCKS), BLOCKS - 1)
+
+        kinds[long] = _LONG + (kinds[long] - SHORT_KINDS) * BLOCKS + block(long)
+        first, moments = self.begins, int(span / MOMENT_S) + 1
+        every = np.histogram(self.at_s, moments, (begin, begin + moments * MOMENT_S))[0]
+        others = every - np.bincount(part(first, MOMENT_S), minlength=moments)
+        silent = np.bincount(part(long, MOMENT_S), minlength=moments) > 0.5 * others
+        silent &= others > 0
+        kinds[first] = np.where(silent[part(first, MOMENT_S)], _FIRST_AFTER_SILENCE + block(first), _FIRST)
+        kinds[(self.begins + self.chunks - 1)[self.finished & (self.chunks > 1)]] += _KINDS
         return kinds
 
     def _mean_excess(self, kinds: Ints) -> Floats:
