@@ -84,7 +84,9 @@ class Progress:
     @cached_property
     def earlier_arms(self) -> tuple[Arms, ...]:
         """The confirmations from before the search was last reopened, in order, without those whose finalist failed."""
-        found = arms_of(start.record for start in of_stage(self.charged, Stage.CONFIRMATION) if start.record.label in self.before)
+        found = arms_of(
+            start.record for start in of_stage(self.charged, Stage.CONFIRMATION) if start.record.label in self.before
+        )
         return tuple(arms for arms in found if arms.finalist not in self.failed_finalists)
 
     @cached_property
