@@ -165,12 +165,11 @@ def levels(plans: Sequence[int]) -> dict[int, float]:
     """The rounds after which a confirmation looks, each with the one-sided level of its bound.
 
     ``plans`` are the numbers of rounds that it was given one after the other: all but the last were measured to their end and
-    looked at before more were asked for. The first plan's looks, and 5 after 3, have 0.03; a look that nobody planned has 0.01,
-    since the data at hand are why it is taken. The sum of levels bounds the total whatever the data (Bonferroni); looks at growing
-    data are correlated, so it is less: equal arms called better, 400,000 simulated studies each with 1 % noise, looks after 3,
-    4, 5 at 0.03, 0.01, 0.03: 4.8 %; after 2, 3, 4, 5 at 0.03, 0.01, 0.01, 0.01: 3.3 % (all four at 0.03: 6.4 %). Another way to the
-    same end is a spending function (Lan & DeMets, *Biometrika* 70, 1983), which looks at unplanned times in the same manner. One
-    round has no spread, so nothing is ever said after it and nothing is spent.
+    looked at before more were asked for. The first plan's looks, and 5 after 3, have 0.03; a look that nobody planned has 0.01.
+    Levels at several looks at growing data add up to less than their sum, and looks at unplanned times may be paid for out of
+    one total (Lan & DeMets, *Biometrika* 70, 1983). Equal arms called better in 400,000 simulated studies each with 1 % noise:
+    looks after 3, 4, 5 at 0.03, 0.01, 0.03: 4.8 %; after 2, 3, 4, 5 at 0.03, 0.01, 0.01, 0.01: 3.3 % (all four at 0.03: 6.4 %).
+    One round has no spread, so nothing is ever said after it and nothing is spent.
     """
     found: dict[int, float] = {}
     for plan in plans:

@@ -35,9 +35,9 @@ PLACES = re.compile(
     r"|ASSETS_CACHE|XLA_CACHE_PATH|MEDIA_CACHE|RPC_BASE_PATH|DEBUG_DUMP_PATH|HOST_IP|PORT)"
     r"|HF_\w+|HUGGING\w+|XDG_\w+|(?:CUDA|NVIDIA|HIP|ROCR)_VISIBLE_DEVICES|CUDA_DEVICE_ORDER"
 )
-"""Variables that say where things lie, which of equal devices is used and what is logged, not how an engine computes: those that
-vLLM itself leaves out of its compile keys for that reason (``vllm/envs.py``, ``compile_factors``, 0.32). The model's revision and
-the kind of GPU are compared themselves."""
+"""Variables that say where things lie, which of equal devices is used and what is logged, not how an engine computes: vLLM
+itself leaves them out of its compile keys for that reason (``vllm/envs.py``, ``compile_factors``, 0.32). The model's revision
+and the kind of GPU are compared themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +141,9 @@ def first_difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> tuple
         if before is None or before == after:
             continue
         if name in WORDS and isinstance(before, dict) and isinstance(after, dict):
-            key = min(key for key in before.keys() | after.keys() if before.get(key) != after.get(key) or key not in after)
-            return WORDS[name].format(key), *(repr(each[key]) if key in each else "not set" for each in (before, after))
+            key = min(key for key in before.keys() | after.keys() if {key: before.get(key, ...)} != {key: after.get(key, ...)})
+            was, is_now = (repr(each[key]) if key in each else "not set" for each in (before, after))
+            return WORDS[name].format(key), was, is_now
         return name, repr(before), repr(after)
     return None
 

@@ -100,7 +100,7 @@ class Progress:
         return max((n for n in range(asked + 1, MOST_ROUNDS + 1) if any(map(self.labelled, arms.labels(n)))), default=asked)
 
     def levels_of(self, arms: Arms) -> dict[int, float]:
-        """The rounds after which a confirmation looks, with their levels: by the plan that it had first, and what came after."""
+        """The rounds after which a confirmation looks, with their levels: by its first plan and what was asked for after it."""
         given = [e.rounds for e in self.setup.earlier if arms.label(e.rounds, Arm.FINALIST) in e.starts]
         return levels([*given, self.rounds_of(arms)])
 
@@ -247,8 +247,8 @@ def finalists(progress: Progress) -> list[EngineConfig]:
 
 
 def _arms(progress: Progress) -> Arms | None:
-    """The confirmation of the best finalist that has not failed in one: the one that it has, else a new one, whose every start is
-    a fresh one (those of before the search was reopened belong to another finalist)."""
+    """The confirmation of the best finalist that has not failed in one: the one that it has, else a new one, whose every start
+    is a fresh one (those of before the search was reopened belong to another finalist)."""
     numbers = [series_of(start.record.label) for start in progress.charged if start.record.label in progress.before]
     for attempt, finalist in enumerate(finalists(progress)[:_CONFIRMATION_TRIES], start=1):
         if finalist in progress.failed_finalists:

@@ -138,7 +138,7 @@ def refuse_lost_lengths(study: str, records: tuple[TrialRecord, ...]) -> None:
         return
     frozen, start = measured
     path = Path(start.directory) / RECORDS
-    ended = sum(record.succeeded for record in read_records(path.parent))
+    ended = sum(not record.censored for record in read_records(path.parent))
     if ended and ended >= (frozen.get("expected_requests") or 0):
         return
     state = f"hold {ended} of its {frozen['expected_requests']} requests" if ended else "are gone"
@@ -162,9 +162,7 @@ def unspent(setup: SearchSetup, typed: ResumeOptions, before: StudyRecord, after
         done = any(trial.stage is Stage.SOAK for trial in before.trials)
         said.append(f"--soak: {'the winner was soaked already' if done else 'there is no winner to soak'}")
     if not fresh and not said:
-        more = (
-            f" or --rounds {MOST_ROUNDS}" if 0 < budget.rounds < MOST_ROUNDS else " or --rounds 3" if not budget.rounds else ""
-        )
+        more = f" or --rounds {MOST_ROUNDS if budget.rounds else 3}" if budget.rounds < MOST_ROUNDS else ""
         said.append(f"{name} is finished, nothing was measured; vopt resume {name} --trials {budget.trials + 8}{more} goes on")
     return tuple(said)
 
@@ -179,9 +177,9 @@ def _why_no_search(setup: SearchSetup, before: StudyRecord, after: StudyRecord) 
     if budget.time_s is not None and spent + needed > budget.time_s:
         minutes = -(-int(needed + 60) // 60) + 30
         return (
-            f"no time is left for one more configuration ({spent / 60:.0f} min of {budget.time_s / 60:.0f} min are used, one more "
-            f"with confirmation and soak takes {needed / 60:.0f}); vopt resume {name} --trials {budget.trials} "
-            f"--time-budget {minutes}m   # from now on"
+            f"no time is left for one more configuration: {spent / 60:.0f} of {budget.time_s / 60:.0f} min are used, one more with "
+            f"confirmation and soak takes {needed / 60:.0f}; vopt resume {name} --trials {budget.trials} "
+            f"--time-budget {minutes}m goes on, its time counted from now"
         )
     return "nothing new is left to measure in this space; vopt search … --vary NAME searches further arguments"
 

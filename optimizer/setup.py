@@ -47,8 +47,8 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class EarlierBudget:
-    """What a study was given before a larger budget. ``starts``: the labels of all that was measured under it. ``reopened``: the
-    larger one lets the search itself go on, whatever came after it."""
+    """What a study was given before a larger budget. ``starts``: the labels of all that was measured under it. ``reopened``:
+    the larger one lets the search itself go on, whatever came after it."""
 
     trials: int
     rounds: int

@@ -81,8 +81,8 @@ def mean_metrics(records: Sequence[TrialRecord]) -> Metrics | None:
 def confirmation(progress: Progress, up_to: int | None = None) -> Confirmation | None:
     """The confirmation in course up to a round (default: all rounds begun); ``None`` before its first start.
 
-    In a study that was given more trials after a confirmation: without ``up_to`` the confirmation that the answer rests on. That
-    is one that shows a better finalist, of several the one with the highest bound, else the last.
+    In a study that was given more trials after a confirmation: without ``up_to`` the confirmation that the answer rests on.
+    That is one that shows a better finalist, of several the one with the highest bound, else the last.
     """
     tried = progress.arms
     seen = _seen(progress, tried, up_to) if tried is not None else None
