@@ -177,8 +177,8 @@ def _why_no_search(setup: SearchSetup, before: StudyRecord, after: StudyRecord) 
     if budget.time_s is not None and spent + needed > budget.time_s:
         minutes = -(-int(needed + 60) // 60) + 30
         return (
-            f"no time is left for one more configuration: {spent / 60:.0f} of {budget.time_s / 60:.0f} min are used, one more with "
-            f"confirmation and soak takes {needed / 60:.0f}; vopt resume {name} --trials {budget.trials} "
+            f"no time is left for one more configuration: {spent / 60:.0f} of {budget.time_s / 60:.0f} min are used, "
+            f"one more with confirmation and soak takes {needed / 60:.0f}; vopt resume {name} --trials {budget.trials} "
             f"--time-budget {minutes}m goes on, its time counted from now"
         )
     return "nothing new is left to measure in this space; vopt search … --vary NAME searches further arguments"
