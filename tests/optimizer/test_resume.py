@@ -76,15 +76,19 @@ def arm(of: Arm) -> list[TrialRecord]:
 # -- what has to be as it was ------------------------------------------------------------------------------------------
 
 
+def slow(command: str, said: str) -> Any:
+    return pytest.param(command, said, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [
         (COMMAND, "the baseline's enable_lora = True, here it is not set"),
-        (f"{COMMAND} --enable-lora --dtype float16", "the baseline's dtype = not set, here it is 'float16'"),
-        (f"{COMMAND} --enable-lora --seed 3", "the baseline's seed = not set, here it is 3"),
-        (f"{COMMAND} --enable-lora --load-format dummy", "the baseline's load_format = not set, here it is 'dummy'"),
+        slow(f"{COMMAND} --enable-lora --dtype float16", "the baseline's dtype = not set, here it is 'float16'"),
+        slow(f"{COMMAND} --enable-lora --seed 3", "the baseline's seed = not set, here it is 3"),
+        slow(f"{COMMAND} --enable-lora --load-format dummy", "the baseline's load_format = not set, here it is 'dummy'"),
         (f"{COMMAND} --enable-lora --no-enforce-eager", "the baseline's enforce_eager = not set, here it is False"),
-        (f"{COMMAND}0 --enable-lora", "the baseline's max_num_seqs = 64, here it is 640"),
+        slow(f"{COMMAND}0 --enable-lora", "the baseline's max_num_seqs = 64, here it is 640"),
         (f"{COMMAND} --enable-lora --api-server-count 2", "front_end = [], here it is ['--api-server-count', '2']"),
         (f"VLLM_USE_X=1 {COMMAND} --enable-lora", "the environment variable VLLM_USE_X = not set, here it is '1'"),
     ],
@@ -128,7 +132,7 @@ def test_what_an_earlier_version_did_not_store_is_not_known_to_differ() -> None:
     assert first_difference({"baseline": {"seed": None}}, {"baseline": {}}) == ("the baseline's seed", "None", "not set")
 
 
-@pytest.mark.parametrize("words", [(), ("--trials", "8", "--rounds", "2")])
+@pytest.mark.parametrize("words", [(), pytest.param(("--trials", "8", "--rounds", "2"), marks=pytest.mark.slow)])
 @pytest.mark.fault("database of an older format")
 def test_a_study_of_format_1_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
     shutil.copy(ASSETS / "studies-format-1.db", tmp_path / "studies.db")
