@@ -10,8 +10,8 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from vopt.optimizer.command import SECRET_VARIABLE, refuse_secret
 from vopt.optimizer.errors import UsageError
+from vopt.optimizer.secrecy import is_secret_name, refuse_secret
 
 ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 CONTAINERS = ("docker", "podman", "nerdctl")
@@ -120,7 +120,7 @@ def _in_container(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 def _from_outside(name: str, value: str) -> bool:
     """A secret that the shell fills in (``-e HF_TOKEN=$HF_TOKEN``): it is not in the text, and engines inherit it."""
-    return bool(SECRET_VARIABLE.search(name.upper())) and value.partition("=")[2].startswith("$")
+    return is_secret_name(name) and value.partition("=")[2].startswith("$")
 
 
 def arguments_of(words: list[str]) -> list[str]:
