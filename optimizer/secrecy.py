@@ -23,14 +23,17 @@ SECRET_ARGUMENTS = {
     "hf_token": "leave the value out and set HF_TOKEN in the environment (or log in with `hf auth login`)",
 }
 _INSTEAD = {
-    "otlp_traces_endpoint": "the URL without user, password and key; and export OTEL_EXPORTER_OTLP_TRACES_HEADERS='authorization=…' "
-    "in the shell that starts vopt: the exporter in vLLM reads it at launch",
-    "kv_transfer_config": "leave it out of the value; a connector reads it at launch from a variable (LMCACHE_REMOTE_URL) or a file "
-    "(LMCACHE_CONFIG_FILE) that is set in the shell that starts vopt",
-    "model_loader_extra_config": "leave it out of the value and export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the shell that "
-    "starts vopt: the loaders read them at launch",
+    "otlp_traces_endpoint": "the URL without user, password and key; its exporter reads OTEL_EXPORTER_OTLP_TRACES_HEADERS "
+    "('authorization=…') at launch: export that in the shell that starts vopt",
+    "kv_transfer_config": "leave it out of the value; a connector reads it at launch from a variable (LMCACHE_REMOTE_URL) or "
+    "from a file (LMCACHE_CONFIG_FILE): export that in the shell that starts vopt",
+    "model_loader_extra_config": "leave it out of the value; the loaders read AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY at "
+    "launch: export them in the shell that starts vopt",
 }
-_ANYWHERE = "leave it out of the value; give it by a variable that is exported in the shell that starts vopt, which engines inherit, or by a file"
+_ANYWHERE = (
+    "leave it out of the value; give it by a file, or by a variable that is exported in the shell that starts vopt: "
+    "engines inherit it"
+)
 
 _STRONG = re.compile(
     r"(?:^|_)(?:token|passwords?|passwd|passphrase|secrets?|api_?keys?|authorization|bearer|jwt|pat"
@@ -44,8 +47,8 @@ _INNOCENT_NAME = re.compile(
     r"|(?:^|_)(?:cache|sort|primary|partition|hash|compile|compilation|routing|public|group|layer|lookup|index|weight)_key$"
 )
 _MEANS_NOTHING = frozenset({"", "none", "null", "true", "false", "yes", "no", "on", "off", "auto", "0", "1"})
-_AUTH_MODES = frozenset(
-    "basic digest bearer oauth oauth2 oidc kerberos gssapi iam tls mtls ssl sasl token password trust md5 ldap saml".split()
+_AUTH_MODES = re.compile(
+    "basic|digest|bearer|oauth2?|oidc|kerberos|gssapi|iam|m?tls|ssl|sasl|token|password|trust|md5|ldap|saml"
 )
 _PATH = re.compile(r"(?:~|\.{1,2})?/[^\s@]*")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?[kKmMgG]?")
@@ -93,7 +96,7 @@ def holds_secret(name: str, value: object) -> bool:
     if _STRONG.search(plain):
         counted = plain.endswith("token") and _NUMBER.fullmatch(text)
         return not (counted or (plain.endswith("token") and _SPECIAL_TOKEN.fullmatch(text)))
-    if _PATH.fullmatch(text) or (plain.endswith("auth") and text.lower() in _AUTH_MODES):
+    if _PATH.fullmatch(text) or (plain.endswith("auth") and _AUTH_MODES.fullmatch(text.lower())):
         return False
     return not (plain.endswith("key") and (_NUMBER.fullmatch(text) or len(text) < SHORTEST_SECRET))
 
@@ -122,7 +125,7 @@ def _without_value(match: re.Match[str]) -> str:
 
 
 def _harmless(match: re.Match[str]) -> bool:
-    """Whether what is assigned there is no secret after all: a number of tokens, a special token, a reference, a placeholder."""
+    """Whether what is assigned there is no secret after all: a number of tokens, a special token, a reference."""
     name, value = match["name"] or "", match["value"]
     if value.startswith((REMOVED, "None", "$", "<")) or REMOVED in value:
         return True
@@ -143,7 +146,7 @@ def refuse_secret(name: str, value: object) -> None:
         )
     if holds_secret(name, value):
         raise UsageError(
-            f"{what} holds a secret, as its name says: its value is not taken here, since it would end in logs, studies and scripts",
+            f"{what} holds a secret, as its name says: as a value it would end in logs, studies and scripts",
             hint=_by_environment(variable) if variable is not None else _instead(plain),
         )
     if (inside := _secret_inside(value, plain)) is not None:
@@ -221,6 +224,8 @@ def _texts(value: object) -> Iterable[str]:
         case list() | tuple():
             for item in value:
                 yield from _texts(item)
+        case _:
+            return
 
 
 def _secret_inside(value: Any, name: str) -> str | None:
