@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any
 
 import yaml
 
-from vopt.optimizer.command import bound_argv, shell_line
+from vopt.optimizer.command import bound_argv
 from vopt.optimizer.errors import NothingFeasible, UsageError
 from vopt.optimizer.history import StudyRecord
 from vopt.optimizer.report import wording
@@ -126,8 +127,16 @@ def _whole(view: StudyView, argv: Sequence[str]) -> list[str]:
 def _beside(view: StudyView, trial: str | None) -> tuple[str, ...]:
     """What the measured command had and vLLM's YAML cannot hold."""
     variables = exported_variables(view, trial)
-    rows = (f"with these variables in the environment: {shell_line((), variables).strip()}",) if variables else ()
-    return (*map(wording.one_line, rows), *_withheld(view, trial))
+    shown = " ".join(f"{name}={_on_one_line(value)}" for name, value in variables.items())
+    return (*([f"with these variables in the environment: {shown}"] if variables else []), *_withheld(view, trial))
+
+
+def _on_one_line(value: str) -> str:
+    """``value`` quoted for a shell, line breaks and control characters as bash escapes them."""
+    if value.isprintable():
+        return shlex.quote(value)
+    escaped = (f"\\{ch}" if ch in "\\'" else ch if ch.isprintable() else f"\\U{ord(ch):08x}" for ch in value)
+    return f"$'{''.join(escaped)}'"
 
 
 def _withheld(view: StudyView, trial: str | None) -> tuple[str, ...]:
