@@ -61,22 +61,26 @@ _SHAPES: Mapping[str, str] = {
     "a GitLab token": r"\bglpat-[A-Za-z0-9_-]{16,}",
     "an AWS access key": r"\bA[KS]IA[A-Z0-9]{16}\b",
     "a Slack token": r"\bxox[abprs]-[A-Za-z0-9-]{10,}|(?<=hooks\.slack\.com/services/)[A-Za-z0-9/]{16,}",
-    "a JSON web token": r"\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*",
+    "a JSON web token": r"\beyJ[A-Za-z0-9_-]{10,2048}\.[A-Za-z0-9_-]{10,4096}\.[A-Za-z0-9_-]*",
     "a bearer token": r"(?<=[Bb]earer )[A-Za-z0-9._~+/=-]{8,}|(?<=[Bb]earer%20)[A-Za-z0-9._~+/=-]{8,}",
     "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     "a URL with a password": r"(?<=://)[^/\s:@?#'\"]*:[^/\s?#'\"]+(?=@)|(?<=://)[^/\s:@?#'\"]{20,}(?=@)",
 }
-_SHAPE = re.compile("|".join(_SHAPES.values()))
-_NAME = (
-    r"(?:[a-z0-9_-]*(?:[_-]|(?-i:(?<=[a-z0-9])(?=[A-Z]))))?(?:token|secret|password|passwd|passphrase"
-    r"|(?:api|access|account|private|secret|signing)[_-]?key)"
+_MARKS = ("hf_", ("sk-", "AIza"), ("gh", "github_pat_"), "glpat-", "IA", ("xox", "slack"), "eyJ", "earer", "PRIVATE KEY", "://")
+"""Of each shape a text without which it cannot be there: looking for that first is ten times as fast on an engine's log."""
+_LOOKS = tuple(
+    (re.compile(pattern), (marks,) if isinstance(marks, str) else marks)
+    for pattern, marks in zip(_SHAPES.values(), _MARKS, strict=True)
 )
 _ASSIGNED = re.compile(
-    rf"(?i)(?:\b(?P<name>{_NAME})['\"]?\s*[=:]\s*['\"]?"
+    r"(?i)(?:(?P<name>token|secret|password|passwd|passphrase|(?:api|access|account|private|secret|signing)[_-]?key)"
+    r"['\"]?\s{0,8}[=:]\s{0,8}['\"]?"
     r"|(?<=[?&])(?P<query>key|sig|signature|auth|pass|pwd|x-(?:amz|goog)-(?:signature|credential|security-token))="
-    r"|\bauthorization['\"]?\s*[=:]\s*['\"]?(?:(?:basic|bearer|token|digest)(?:\s+|%20))?)"
+    r"|\bauthorization['\"]?\s{0,8}[=:]\s{0,8}['\"]?(?:(?:basic|bearer|token|digest)(?:\s{1,8}|%20))?)"
     r"(?P<value>[^\s'\",)}&]{6,})"
 )
+_BEFORE = re.compile(r"[A-Za-z0-9_-]*\Z")
+_LONGEST_NAME = 64
 
 
 def is_secret_name(name: str) -> bool:
@@ -113,23 +117,41 @@ def known_secrets(environment: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted(found, key=len, reverse=True))
 
 
-def clean_text(text: str, secrets: Iterable[str] = ()) -> str:
-    """``text`` without known secrets and without what looks like a token."""
+def url_passwords(text: str) -> tuple[str, ...]:
+    """The passwords in the URLs of a text, each with its user and alone."""
+    found = re.findall(_SHAPES["a URL with a password"], text)
+    return tuple(part for one in found for part in (one, one.partition(":")[2]) if part)
+
+
+def clean_text(text: str, secrets: Iterable[str] = (), mark: str = REMOVED) -> str:
+    """``text`` without known secrets and without what looks like a token; ``mark`` stands in their places."""
     for secret in secrets:
-        text = text.replace(secret, REMOVED)
-    return _ASSIGNED.sub(_without_value, _SHAPE.sub(REMOVED, text))
-
-
-def _without_value(match: re.Match[str]) -> str:
-    return match[0] if _harmless(match) else match[0][: match.start("value") - match.start()] + REMOVED
+        text = text.replace(secret, mark)
+    for pattern, marks in _LOOKS:
+        if any(one in text for one in marks):
+            text = pattern.sub(mark, text)
+    return _ASSIGNED.sub(
+        lambda match: match[0] if _harmless(match) else match[0][: match.start("value") - match.start()] + mark, text
+    )
 
 
 def _harmless(match: re.Match[str]) -> bool:
     """Whether what is assigned there is no secret after all: a number of tokens, a special token, a reference."""
-    name, value = match["name"] or "", match["value"]
-    if value.startswith((REMOVED, "None", "$", "<")) or REMOVED in value:
+    value = match["value"]
+    if value.startswith(("None", "$", "<", "[struck")) or REMOVED in value:
         return True
-    return bool(name) and (not is_secret_name(name) or (name.lower().endswith("token") and bool(_NUMBER.fullmatch(value))))
+    name = _name_of(match)
+    return name is not None and (
+        not is_secret_name(name) or (name.lower().endswith("token") and bool(_NUMBER.fullmatch(value)))
+    )
+
+
+def _name_of(match: re.Match[str]) -> str | None:
+    """The whole name that something is assigned to; ``None``: a part of a URL, or a header, which are known by themselves."""
+    if match["name"] is None:
+        return None
+    before = _BEFORE.search(match.string, max(0, match.start() - _LONGEST_NAME), match.start())
+    return (before[0] if before else "") + match["name"]
 
 
 def refuse_secret(name: str, value: object) -> None:
@@ -170,7 +192,7 @@ def secret_shape(text: str) -> str | None:
     found = next((match for match in _ASSIGNED.finditer(text) if not _harmless(match)), None)
     if found is None:
         return None
-    return f"{found['name'] or found['query'] or 'authorization'}=…"
+    return f"{_name_of(found) or found['query'] or 'authorization'}=…"
 
 
 def refuse_words(words: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from vopt.optimizer.lessons import calibrated, lessons_file, read_lessons, secti
 from vopt.optimizer.load.workload import Workload
 from vopt.optimizer.measurement import Asked
 from vopt.optimizer.options import CheckedSpaceOptions, SearchOptions, SpaceOptions
+from vopt.optimizer.secrecy import refuse_secret
 from vopt.optimizer.setup import Budget, Pinned, SearchSetup, Timing
 from vopt.optimizer.space_report import space_document, space_text
 from vopt.optimizer.subject import Machine, Subject, find_arguments, find_machine, find_subject, interpreter_of
@@ -170,6 +171,10 @@ def user_space(path: Path | None) -> SpaceFile | None:
         if read.mode is not None or read.bare is not None:
             key, value = ("mode", read.mode) if read.mode is not None else ("bare", read.bare)
             raise SpaceFileError(str(path), key, value, "a file of yours narrows any mode: choose it by --mode")
+        refuse_secret(f"--space {path}", asdict(read))
+        for declaration in read.declarations:
+            for one in declaration.values or ():
+                refuse_secret(declaration.name, one)
         return read
     except SpaceFileError as error:
         raise SearchSpaceError(error.file, error.key, error.value, error.rule, hint=SEE_SPACE) from None
