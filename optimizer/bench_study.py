@@ -24,12 +24,12 @@ from vopt.optimizer.evaluate import Bench, Evaluator
 from vopt.optimizer.events import Listener, Note, StageBegan, TrialBegan, TrialEnded
 from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord, TrialRequest
 from vopt.optimizer.host import conditions_of, reserved
-from vopt.optimizer.launch import measurement_of, stored_options
 from vopt.optimizer.load.plan import LoadPlan
 from vopt.optimizer.measurement import Asked, Measurement
 from vopt.optimizer.options import BenchOptions, SearchOptions
 from vopt.optimizer.prepare import find_load, find_second
 from vopt.optimizer.report.redaction import clean, clean_text, known_secrets
+from vopt.optimizer.resumption import measurement_of, stored_options
 from vopt.optimizer.second_load import stored_plan
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.study import read_study
