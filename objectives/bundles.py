@@ -10,8 +10,8 @@ Asking for counts would change what is measured. Users' clients do not ask; vLLM
 (``continuous_usage_stats``) costs its API server 45 % more for writing a chunk (7.8 -> 11.4 us in vLLM 0.32's own classes on
 one x86 core; ``return_token_ids`` 4 %), and on an H200 with an 8B model and 256 streams that server is already the limit; and
 either makes every chunk another JSON document, which costs this package's client 8 us of parsing instead of 0.5. So the
-requests that have finished say what chunks held while the others were read. Tokens beyond one in a chunk are its *excess*, and what it
-depends on is taken to be
+requests that have finished say what chunks held while the others were read. Tokens beyond one in a chunk are its *excess*, and
+what it depends on is taken to be
 
 * whether it is a request's first one (one token under speculation and stream intervals), its last one (what was left over), or
   between them;
