@@ -120,7 +120,7 @@ def _time_for_one_more(progress: Progress) -> bool:
 def queue(progress: Progress) -> Iterator[Run]:
     """Pinned configurations and seeds that are not measured yet, those that share a compile key next to each other."""
     setup = progress.effective
-    wanted = [(EngineConfig({**setup.fixed, **pin.config}), pin.reason) for pin in setup.pinned]
+    wanted = [(setup.relieved(EngineConfig({**setup.fixed, **pin.config})), pin.reason) for pin in setup.pinned]
     seeds = [(setup.config(seed.point), seed.reason) for seed in setup.space.seeds if allowed(progress, seed.point)]
     measured = sum(judged.record.config in {config for config, _ in seeds} for judged in progress.searched)
     fresh = [(config, reason) for config, reason in seeds if config not in progress.seen]
@@ -132,8 +132,9 @@ def queue(progress: Progress) -> Iterator[Run]:
 
 
 def _seeds_measured(progress: Progress) -> int:
-    seeds = {progress.effective.config(seed.point) for seed in progress.effective.space.seeds}
-    pinned = {EngineConfig({**progress.effective.fixed, **pin.config}) for pin in progress.setup.pinned}
+    setup = progress.effective
+    seeds = {setup.config(seed.point) for seed in setup.space.seeds}
+    pinned = {setup.relieved(EngineConfig({**setup.fixed, **pin.config})) for pin in setup.pinned}
     skipped = pinned | {progress.baseline_config}
     return len({judged.record.config for judged in progress.searched} & (seeds - skipped))
 

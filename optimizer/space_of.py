@@ -33,6 +33,7 @@ from vopt.optimizer.subject import Machine, Subject, find_arguments, find_machin
 from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.typed_files import read_typed
 from vopt.search_spaces.arguments import Arguments
+from vopt.search_spaces.bare_mode import bare_mode
 from vopt.search_spaces.build import Subject as SpaceSubject
 from vopt.search_spaces.build import build_space, memory_check
 from vopt.search_spaces.choices import Choices, parse_choices
@@ -41,10 +42,12 @@ from vopt.search_spaces.evidence import WorkloadFacts
 from vopt.search_spaces.memory import Calibration
 from vopt.search_spaces.model import ShapeError, known_model, shape_from_config
 from vopt.search_spaces.parameter import Inactive
-from vopt.search_spaces.parse import SpaceFile, SpaceFileError, bare_mode_config, base_declarations, mode_for, parse_space
+from vopt.search_spaces.parse import SpaceFile, SpaceFileError, base_declarations, mode_for, parse_space
+from vopt.search_spaces.relief import Fit
 from vopt.search_spaces.retired import valueless_flags
 from vopt.search_spaces.space import Check, SearchSpace
 from vopt.search_spaces.speculation import SUFFIX_TOKENS, tokens
+from vopt.search_spaces.subject import memory_fit
 
 LONGEST_PATH = 4096
 
@@ -113,6 +116,20 @@ def memory_checks(subject: Subject, before: Calibration) -> Callable[[Sequence[T
     return checks
 
 
+def memory_fits(subject: Subject, before: Calibration) -> Callable[[Sequence[TrialRecord]], Fit] | None:
+    """Whether memory suffices, from the starts of a study so far; ``None`` without the model's shape."""
+    of = space_subject(subject)
+    if of.shape is None:
+        return None
+
+    def fits(records: Sequence[TrialRecord]) -> Fit:
+        found = memory_fit(of, calibrated(before, of, records, subject.fixed))
+        assert found is not None
+        return found
+
+    return fits
+
+
 def modelled_space(made: Callable[[Choices], SearchSpace], choices: Choices) -> SearchSpace:
     """The space that ``choices`` make, without what the simulation does not model: its values would differ by noise alone,
     and the answer would name one of them."""
@@ -126,7 +143,7 @@ def modelled_space(made: Callable[[Choices], SearchSpace], choices: Choices) -> 
     dropped = {part.name for part in (*whole.parameters, *whole.dormant) if not _modelled(part.name)}
     if not dropped:
         return whole
-    space = made(replace(choices, keep=choices.keep | dropped))
+    space = made(replace(choices, unmodelled=frozenset(dropped)))
     told = tuple(Inactive(part.name, NOT_MODELLED) if part.name in dropped else part for part in space.inactive)
     return replace(space, inactive=told)
 
@@ -230,9 +247,8 @@ def search_setup(
     known = read_lessons(lessons_file(subject), section_of(subject))
     outside = EngineConfig({name: value for name, value in subject.baseline.items() if not _varied(name, space)})
     pinned = [Pinned(outside, "the defaults of vLLM")] if subject.own_command else []
-    modes = [mode_for(objective.name) for objective in goal.objectives] or [space.mode]
-    bare = {mode: bare_mode_config(mode) for mode in modes}
-    pinned += [Pinned(outside | config, f"the bare {mode} mode of vLLM") for mode, config in bare.items() if config]
+    modes = dict.fromkeys([mode_for(objective.name) for objective in goal.objectives] or [space.mode])
+    pinned += [Pinned(outside | bare.config, bare.words) for bare in (bare_mode(space, mode) for mode in modes) if bare.config]
     window_s = asked.window_s or 60.0
     load_s = (1.5 * window_s + 30.0) * (2 if goal.objectives and not asked.open_loop else 1)
     timing = Timing() if subject.machine.gpu is not None else Timing(60.0, 40.0, 30.0)
@@ -253,6 +269,7 @@ def search_setup(
         deadline_s=asked.deadline_s,
         no_serve=options.no_serve,
         checks=None if options.no_memory_check else memory_checks(subject, known.calibration),
+        fits=memory_fits(subject, known.calibration),
     )
 
 
