@@ -6,12 +6,13 @@ Order: baseline (repaired if it must be), pinned configurations, seeds, proposal
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vopt.objectives.confidence import looks
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer import schedule
+from vopt.optimizer.explain import next_explained
 from vopt.optimizer.history import Arm, Stage
 from vopt.optimizer.judge import ARTEFACT, STOPPED_EARLY, Judged, margins, of_stage
 from vopt.optimizer.moves import Observation
@@ -316,32 +317,7 @@ def _tries(progress: Progress, label: str) -> int:
     return sum(judged.record.label == label for judged in progress.history)
 
 
-EXPLAIN_STARTS = 2  # of each flag left out
-
-
-def explain_label(name: str, start: int) -> str:
-    return f"explain-{name.replace(':', '-')}-{start}"
-
-
 def _explain(progress: Progress) -> Step | None:
     """Each override of the winner left out, one at a time, for those who want to pay for it."""
-    winner = provisional_winner(progress) if progress.setup.explain else None
-    if winner is None:
-        return None
-    for start in range(1, EXPLAIN_STARTS + 1):
-        for name in dropped_one_by_one(progress, winner):
-            label = explain_label(name, start)
-            if not _tries(progress, label):
-                return Run(winner.without(name), Stage.EXPLAIN, f"explain: the winner without {name}", label)
-    return None
-
-
-def explain_starts(progress: Progress) -> int:
-    """How many engine starts explaining the winner takes in all."""
-    winner = provisional_winner(progress)
-    return EXPLAIN_STARTS * len(dropped_one_by_one(progress, winner)) if winner is not None else 0
-
-
-def dropped_one_by_one(progress: Progress, winner: EngineConfig) -> Sequence[str]:
-    """Names of the winner's overrides that the baseline does not carry."""
-    return [name for name, value in winner.items() if progress.baseline_config.get(name) != value]
+    missing = next_explained(progress) if progress.setup.explain else None
+    return Run(missing.config, Stage.EXPLAIN, missing.reason, missing.label) if missing is not None else None

@@ -83,6 +83,7 @@ class SearchSetup:
     ``notes`` go into the answer as they are. ``checks`` makes the memory checks of the space anew from the starts so far,
     which calibrate them; ``fits`` makes likewise of them whether memory surely suffices. ``relief`` is what a repair of the
     baseline changed outside the space: a configuration carries it unless ``starts`` says that it comes up without.
+    ``auto_load``: how many requests are in flight is found on the baseline.
     """
 
     goal: Goal
@@ -104,6 +105,7 @@ class SearchSetup:
     notes: tuple[str, ...] = ()
     checks: Callable[[Sequence[TrialRecord]], tuple[Check, ...]] | None = None
     fits: Callable[[Sequence[TrialRecord]], Fit] | None = None
+    auto_load: bool = False
     relief: EngineConfig = _NO_OVERRIDES
     starts: Callable[[EngineConfig], bool] | None = None
 

@@ -270,6 +270,7 @@ def search_setup(
         no_serve=options.no_serve,
         checks=None if options.no_memory_check else memory_checks(subject, known.calibration),
         fits=memory_fits(subject, known.calibration),
+        auto_load=not asked.open_loop and asked.concurrency is None,
     )
 
 
@@ -304,7 +305,7 @@ def check_command(options: CheckedSpaceOptions) -> SpaceAnswer:
         schema = find_arguments(probe, machine, options.vllm_version, installed=options.python is not None)
         text = _command_text(options.check or "")
         subject = _checked_subject(text, schema, machine)
-        report = check(text, subject, ask=None if machine.simulated else objection_of(probe))
+        report = check(text, subject, ask=None if machine.simulated else objection_of(probe), exact=machine.simulated)
     return SpaceAnswer(render_check(report).rstrip(), report.to_json(), report.exit_code)
 
 
