@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 
 from vopt.optimizer.command import flags_text
@@ -12,6 +13,8 @@ from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.evidence import KV_PEAK
 from vopt.search_spaces.parse import base_declarations
 from vopt.search_spaces.relief import service_arguments
+
+MOST_CAUSE = 200
 
 
 def repair_of(progress: Progress) -> Repair | None:
@@ -29,7 +32,7 @@ def repair_notes(progress: Progress, winner: EngineConfig | None) -> list[str]:
         return []
     flags = flags_text(repair.changes)
     notes = [
-        f"the baseline as given does not start here: {repair.reason}; gains are against the repaired baseline, with {flags}"
+        f"the baseline as given does not start here: {_cause(repair)}; gains are against the repaired baseline, with {flags}"
     ]
     served = progress.baseline_config if winner is None else winner
     notes += [
@@ -39,6 +42,11 @@ def repair_notes(progress: Progress, winner: EngineConfig | None) -> list[str]:
         if served.get(name) == repair.changes[name]
     ]
     return notes + _chosen_load(progress)
+
+
+def _cause(repair: Repair) -> str:
+    """The reason without the engine's advice, which is long."""
+    return textwrap.shorten(repair.reason, MOST_CAUSE, placeholder=" …")
 
 
 def _chosen_load(progress: Progress) -> list[str]:
@@ -82,4 +90,4 @@ def _instead(progress: Progress, name: str) -> str:
     own = "speculation" if name == "speculative_config" else name
     space = progress.effective.space
     usual = f" ({space[own].default})" if own in space else ""
-    return f"vLLM's own value{usual} does as well or better here"
+    return f"the answer was measured with vLLM's own value{usual}"

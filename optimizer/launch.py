@@ -52,6 +52,7 @@ from vopt.optimizer.study import Study, read_study, searching
 from vopt.optimizer.study_name import checked_name
 from vopt.optimizer.subject import Subject, find_subject, interpreter_of
 from vopt.optimizer.trial import EngineConfig, TrialSpec
+from vopt.search_spaces.bare_mode import within_limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +188,11 @@ def best_of(earlier: StudyRecord, setup: SearchSetup, subject: Subject) -> tuple
                 f"--seed-from {earlier.name}: it was measured with {name} = {there[name]!r}, this search has {value!r}",
                 hint="leave --seed-from out",
             )
-    baseline = next((trial.metrics for trial in earlier.trials if trial.stage is Stage.SEARCH), None)
+    baseline = next((trial.metrics for trial in earlier.trials if trial.stage is Stage.SEARCH and trial.metrics), None)
     judged = [judge(trial, setup.goal, baseline) for trial in earlier.trials if trial.stage in SAMPLED_STAGES]
     ranked = sorted((one for one in judged if one.may_win and one.merit is not None), key=lambda one: -(one.merit or 0.0))
-    configs = dict.fromkeys(one.record.config for one in ranked if one.record.config != setup.baseline)
+    kept = (one.record.config for one in ranked if within_limits(setup.space, one.record.config, setup.fixed))
+    configs = dict.fromkeys(config for config in kept if config != setup.baseline)
     return tuple(Pinned(config, f"among the best of {earlier.name}, measured again") for config in list(configs)[:SEEDED])
 
 

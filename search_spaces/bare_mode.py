@@ -87,6 +87,16 @@ def bare_mode(space: SearchSpace, mode: str) -> BareMode:
     return BareMode(mode, {} if broken else bare, changes, broken[0].detail if broken else reason)
 
 
+def within_limits(space: SearchSpace, config: Mapping[str, Any], fixed: Mapping[str, Any]) -> bool:
+    """Whether a configuration of elsewhere keeps what the user keeps and bounds here; ``fixed`` is in every trial anyway."""
+    limits = space.facts.get("limits", {})
+    own = {name: value for name, value in config.items() if fixed.get(name) != value}
+    mode = own.get("performance_mode")
+    if mode is not None and bare_mode(space, mode).reason:
+        return False
+    return all(name not in limits or _allows(limits[name], value) for name, value in own.items())
+
+
 def _allows(values: Sequence[Any] | None, value: Any) -> bool:
     return values is not None and any(same(member, value) for member in values)
 
