@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from vopt.objectives.confidence import looks
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer import schedule
+from vopt.optimizer.command import flags_text
 from vopt.optimizer.explain import next_explained
 from vopt.optimizer.history import Arm, Stage
 from vopt.optimizer.judge import ARTEFACT, STOPPED_EARLY, Judged, margins, of_stage
@@ -233,7 +234,7 @@ def out_of_patience(progress: Progress) -> bool:
 
 
 def _difference(before: EngineConfig, after: EngineConfig) -> str:
-    return ", ".join(f"{name} = {value!r}" for name, value in after.items() if before.get(name) != value)
+    return flags_text({name: value for name, value in after.items() if before.get(name) != value})
 
 
 MIDWAY = "drift-midway"

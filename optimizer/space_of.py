@@ -39,7 +39,7 @@ from vopt.search_spaces.build import build_space, memory_check
 from vopt.search_spaces.choices import Choices, parse_choices
 from vopt.search_spaces.defaults import Gpu
 from vopt.search_spaces.evidence import WorkloadFacts
-from vopt.search_spaces.memory import Calibration
+from vopt.search_spaces.memory import Calibration, Possible, can_start
 from vopt.search_spaces.model import ShapeError, known_model, shape_from_config
 from vopt.search_spaces.parameter import Inactive
 from vopt.search_spaces.parse import SpaceFile, SpaceFileError, base_declarations, mode_for, parse_space
@@ -269,7 +269,7 @@ def search_setup(
         deadline_s=asked.deadline_s,
         no_serve=options.no_serve,
         checks=None if options.no_memory_check else memory_checks(subject, known.calibration),
-        fits=memory_fits(subject, known.calibration),
+        fits=None if options.no_memory_check else memory_fits(subject, known.calibration),
         auto_load=not asked.open_loop and asked.concurrency is None,
     )
 
@@ -291,6 +291,12 @@ def describe_space(options: CheckedSpaceOptions) -> SpaceAnswer:
     workload = find_workload(options.workload, None, lambda _: None)
     space = find_space(options, subject, workload, options.goal, concurrency_of(options.concurrency))
     text, document = space_text(space), space_document(space)
+    if subject.machine.simulated and subject.shape is not None and not document["default_violations"]:
+        given = subject.fixed | subject.baseline  # of a simulated engine the estimate is exact, as --check has it
+        verdict = can_start(subject.shape, space_subject(subject).gpu, given, subject.schema.version, exact=True)
+        if verdict.possible is Possible.CANNOT:
+            text += f"\nWithout a repair the baseline cannot start here: {verdict.reason}\n"
+            document = {**document, "default_violations": [verdict.reason]}
     if subject.front_end:
         text += f"\n{said[-1]}\n"
         document = {**document, "front_end": list(subject.front_end)}
