@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vopt.optimizer.arms import series_suffix
 from vopt.optimizer.progress import Progress
 from vopt.optimizer.trial import EngineConfig
-from vopt.optimizer.verdict import provisional_winner
+from vopt.optimizer.verdict import confirmation, provisional_winner
 
 EXPLAIN_STARTS = 2  # of each flag left out
 
@@ -21,8 +22,8 @@ class Explained:
     label: str
 
 
-def explain_label(name: str, start: int) -> str:
-    return f"explain-{name.replace(':', '-')}-{start}"
+def explain_label(name: str, start: int, series: int) -> str:
+    return f"explain-{name.replace(':', '-')}-{start}{series_suffix(series)}"
 
 
 def next_explained(progress: Progress) -> Explained | None:
@@ -30,10 +31,11 @@ def next_explained(progress: Progress) -> Explained | None:
     winner = provisional_winner(progress)
     if winner is None:
         return None
+    series = seen.arms.series if (seen := confirmation(progress)) is not None else 1
     made = {judged.record.label for judged in progress.history}
     for start in range(1, EXPLAIN_STARTS + 1):
         for name in dropped_one_by_one(progress, winner):
-            label = explain_label(name, start)
+            label = explain_label(name, start, series)
             if label not in made:
                 config, words = _turned(progress, winner, name)
                 return Explained(config, f"explain: the winner {words} {name}", label)

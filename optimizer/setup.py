@@ -47,6 +47,17 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
+class EarlierBudget:
+    """What a study was given before a larger budget. ``starts``: the labels of all that was measured under it. ``reopened``:
+    the larger one lets the search itself go on, whatever came after it."""
+
+    trials: int
+    rounds: int
+    starts: frozenset[str]
+    reopened: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """What an engine start and a load are expected to take, seconds, by start class; replaced by what the study sees."""
 
@@ -83,7 +94,8 @@ class SearchSetup:
     ``notes`` go into the answer as they are. ``checks`` makes the memory checks of the space anew from the starts so far,
     which calibrate them; ``fits`` makes likewise of them whether memory surely suffices. ``relief`` is what a repair of the
     baseline changed outside the space: a configuration carries it unless ``starts`` says that it comes up without.
-    ``auto_load``: how many requests are in flight is found on the baseline.
+    ``auto_load``: how many requests are in flight is found on the baseline. ``earlier`` are the budgets that
+    a resumed study had before, in order.
     """
 
     goal: Goal
@@ -108,6 +120,7 @@ class SearchSetup:
     auto_load: bool = False
     relief: EngineConfig = _NO_OVERRIDES
     starts: Callable[[EngineConfig], bool] | None = None
+    earlier: tuple[EarlierBudget, ...] = ()
 
     @property
     def drift_starts(self) -> int:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from vopt.objectives.goals import Goal, GoalError, built_in_goal
-from vopt.optimizer import cpu_memory
 from vopt.optimizer.check import check_command as check
 from vopt.optimizer.check import objection_of, render_check
-from vopt.optimizer.command import SEE_SPACE
+from vopt.optimizer.command import SEE_SPACE, LaunchCommand
+from vopt.optimizer.command_in_use import Written, file_command, with_config_file
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.engine.floor import Floor, floor
@@ -22,32 +22,30 @@ from vopt.optimizer.engine.simulated import MODELLED
 from vopt.optimizer.environment import find_model
 from vopt.optimizer.errors import SearchSpaceError, UsageError, VoptError
 from vopt.optimizer.gpus import cuda_environment
-from vopt.optimizer.history import TrialRecord
-from vopt.optimizer.lessons import calibrated, lessons_file, read_lessons, section_of
+from vopt.optimizer.lessons import lessons_file, read_lessons, section_of
 from vopt.optimizer.load.workload import Workload
 from vopt.optimizer.measurement import Asked
+from vopt.optimizer.memory_of import host_as_gpu, memory_checks, memory_fits, space_subject
 from vopt.optimizer.options import CheckedSpaceOptions, SearchOptions, SpaceOptions
+from vopt.optimizer.secrecy import refuse_secret
 from vopt.optimizer.setup import Budget, Pinned, SearchSetup, Timing
 from vopt.optimizer.space_report import space_document, space_text
-from vopt.optimizer.subject import Machine, Subject, find_arguments, find_machine, find_subject, interpreter_of, serve_line
+from vopt.optimizer.subject import Machine, Subject, find_arguments, find_machine, find_subject, interpreter_of
 from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.typed_files import read_typed
 from vopt.search_spaces.arguments import Arguments
 from vopt.search_spaces.bare_mode import bare_mode
 from vopt.search_spaces.build import Subject as SpaceSubject
-from vopt.search_spaces.build import build_space, memory_check
+from vopt.search_spaces.build import build_space
 from vopt.search_spaces.choices import Choices, parse_choices
-from vopt.search_spaces.defaults import Gpu
 from vopt.search_spaces.evidence import WorkloadFacts
-from vopt.search_spaces.memory import Calibration, Possible, can_start
+from vopt.search_spaces.memory import Possible, can_start
 from vopt.search_spaces.model import ShapeError, known_model, shape_from_config
 from vopt.search_spaces.parameter import Inactive
 from vopt.search_spaces.parse import SpaceFile, SpaceFileError, base_declarations, mode_for, parse_space
-from vopt.search_spaces.relief import Fit
 from vopt.search_spaces.retired import valueless_flags
-from vopt.search_spaces.space import Check, SearchSpace
+from vopt.search_spaces.space import SearchSpace
 from vopt.search_spaces.speculation import SUFFIX_TOKENS, tokens
-from vopt.search_spaces.subject import memory_fit
 
 LONGEST_PATH = 4096
 
@@ -104,32 +102,6 @@ def find_space(options: SpaceOptions, subject: Subject, workload: Workload, goal
     return space.with_checks(*memory_checks(subject, known.calibration)([]))
 
 
-def memory_checks(subject: Subject, before: Calibration) -> Callable[[Sequence[TrialRecord]], tuple[Check, ...]]:
-    """The memory checks of a study from its starts so far; ``before`` is what earlier studies saw."""
-    of = space_subject(subject)
-
-    def checks(records: Sequence[TrialRecord]) -> tuple[Check, ...]:
-        if of.shape is None:
-            return ()
-        return (memory_check(of, calibrated(before, of, records, subject.fixed)),)
-
-    return checks
-
-
-def memory_fits(subject: Subject, before: Calibration) -> Callable[[Sequence[TrialRecord]], Fit] | None:
-    """Whether memory suffices, from the starts of a study so far; ``None`` without the model's shape."""
-    of = space_subject(subject)
-    if of.shape is None:
-        return None
-
-    def fits(records: Sequence[TrialRecord]) -> Fit:
-        found = memory_fit(of, calibrated(before, of, records, subject.fixed))
-        assert found is not None
-        return found
-
-    return fits
-
-
 def modelled_space(made: Callable[[Choices], SearchSpace], choices: Choices) -> SearchSpace:
     """The space that ``choices`` make, without what the simulation does not model: its values would differ by noise alone,
     and the answer would name one of them."""
@@ -165,17 +137,6 @@ def _cpu_kernels(options: SpaceOptions, subject: Subject) -> list[str]:
     return [name for name in GPU_KERNELS if name not in asked]
 
 
-def space_subject(subject: Subject) -> SpaceSubject:
-    """What the pure packages need to know of it; the CPU build's memory is this host's."""
-    gpu = subject.machine.gpu or host_as_gpu()
-    return SpaceSubject(subject.schema, gpu, subject.shape, subject.machine.count, subject.resolved)
-
-
-def host_as_gpu() -> Gpu:
-    """This host as the device of vLLM's CPU build."""
-    return Gpu("cpu", cpu_memory.memory_bytes())
-
-
 def user_space(path: Path | None) -> SpaceFile | None:
     """The file of ``--space``, on top of the built-in space. Raises ``SearchSpaceError`` for what it cannot mean."""
     if path is None:
@@ -186,6 +147,10 @@ def user_space(path: Path | None) -> SpaceFile | None:
         if read.mode is not None or read.bare is not None:
             key, value = ("mode", read.mode) if read.mode is not None else ("bare", read.bare)
             raise SpaceFileError(str(path), key, value, "a file of yours narrows any mode: choose it by --mode")
+        refuse_secret(f"--space {path}", asdict(read))
+        for declaration in read.declarations:
+            for one in declaration.values or ():
+                refuse_secret(declaration.name, one)
         return read
     except SpaceFileError as error:
         raise SearchSpaceError(error.file, error.key, error.value, error.rule, hint=SEE_SPACE) from None
@@ -309,25 +274,34 @@ def check_command(options: CheckedSpaceOptions) -> SpaceAnswer:
         machine = find_machine(options.simulate, options.gpus, probe.python)
         probe.see(cuda_environment(machine.uuids))
         schema = find_arguments(probe, machine, options.vllm_version, installed=options.python is not None)
-        text = _command_text(options.check or "")
-        subject = _checked_subject(text, schema, machine)
-        report = check(text, subject, ask=None if machine.simulated else objection_of(probe), exact=machine.simulated)
-    return SpaceAnswer(render_check(report).rstrip(), report.to_json(), report.exit_code)
+        written = _command_text(options.check or "")
+        parsed, notes = _whole_command(written, schema)
+        subject = _checked_subject(parsed.model, schema, machine)
+        ask = None if machine.simulated else objection_of(probe)
+        report = check(written.command, subject, more=parsed.config, model=parsed.model, ask=ask, exact=machine.simulated)
+    text = "\n".join([render_check(report).rstrip(), *([""] if notes else []), *notes])
+    return SpaceAnswer(text, {**report.to_json(), "notes": list(notes)}, report.exit_code)
 
 
-def _command_text(given: str) -> str:
+def _whole_command(written: Written, schema: Arguments) -> tuple[LaunchCommand, tuple[str, ...]]:
+    """The command with its ``--config`` file, where that is here, and what is to be said about what was not read."""
+    parsed = parse_command(written.command, schema, strict=False, valueless=valueless_flags())
+    if parsed.config_file is not None and not Path(parsed.config_file).exists():
+        return parsed, (*written.notes, f"--config {parsed.config_file}: no such file here, so its arguments are not checked")
+    return with_config_file(parsed, schema, strict=False), written.notes
+
+
+def _command_text(given: str) -> Written:
     """The command itself, or what stands in the file of that name."""
     path = Path(given)
     if len(given) > LONGEST_PATH or "\n" in given or not path.is_file():
-        return given
-    text = read_typed(path, "--check", hint="--check 'vllm serve MODEL …', or a file that holds it")
-    return serve_line(text, f"--check {path}") if "serve" in text or "api_server" in text or "docker" in text else text
+        return Written(given)
+    return file_command(path, "--check")
 
 
-def _checked_subject(text: str, schema: Arguments, machine: Machine) -> SpaceSubject:
+def _checked_subject(name: str | None, schema: Arguments, machine: Machine) -> SpaceSubject:
     """The subject of a command to check; a model that cannot be found leaves the memory arithmetic out."""
     gpu = machine.gpu or host_as_gpu()
-    name = parse_command(text, schema, strict=False, valueless=valueless_flags()).model
     shape = None
     if name is not None:
         try:
