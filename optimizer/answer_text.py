@@ -165,11 +165,6 @@ def general_notes(progress: Progress) -> list[str]:
     notes = [*progress.setup.notes, *served_note(progress), *machine_note(progress), *front_end_note(progress)]
     if progress.setup.no_serve and budget.rounds:
         notes.append("confirmed in-process (--no-serve): what the API server costs is not in these figures")
-    repairs = len(progress.attempts) - 1
-    if repairs:
-        notes.append(
-            f"the baseline as given did not start; compared with the repaired baseline {dict(progress.baseline_config)}"
-        )
     limited = [
         judged.record.label
         for judged in progress.history

@@ -161,6 +161,11 @@ _JUDGES = {
 }
 
 
+def less_cache(share: float) -> str:
+    """Why ``gpu_memory_utilization`` is not searched downwards."""
+    return f"at least {share:g}, unless an engine runs out of memory: less KV cache never serves more requests"
+
+
 def pressures(counters: BaselineFacts, space: SearchSpace) -> dict[str, str]:
     """Pressures that a trial's counters show, each in words."""
     found: dict[str, str] = {}
