@@ -45,13 +45,14 @@ tokens/s of Qwen3-8B at 400 in flight, which 60 us would not allow."""
 SYNC_STEP_S = 1.0e-3
 """What a step costs more when the scheduler waits for its results first."""
 SYNC_SEQUENCE_S = 4e-6
-MIXED_LAYER_S = 2.05e-3
-"""What a step that holds prompt tokens costs more in each gated-delta-net layer: its kernels run outside the graphs."""
-MIXED_BUDGET_EXPONENT = 0.20
-"""How that falls with the token budget relative to 8192: twice the budget gave +10.8 % in the full window and a p99
-TTFT lower by 10 % on Qwen3.5-9B (measured); the dense model showed nothing. The cause was not isolated."""
-MIXED_BUDGETS = (2048, 16384)
-"""Budgets between which that holds: nothing was measured above, so a larger budget gains nothing more."""
+MIXED_LAYER_S = 2.3e-3
+"""What a step that holds prompt tokens costs more in each gated-delta-net layer: its kernels run outside the graphs (fit:
+bursts of 400 and a closed loop of 256 of Qwen3.5-9B).
+
+It does not depend on the token budget, only on how many such steps there are. Twice the budget gave Qwen3.5-9B +10.8 % between
+2 and 8 s of a burst of 400 (measured), because half as many full steps took its prompts in: that comes out without any term of
+its own. Where no step fills the budget, twice of it lost 3.8 % (256 in flight, H200) or changed 0.2 % (512, published, H100).
+"""
 ALL_REDUCE_S = 8e-6
 HASH_TOKEN_S = 0.05e-6
 """Prefix caching: hashing one prompt token."""
@@ -108,9 +109,7 @@ class StepTime:
         attention_layers = shape.layers - linear_layers
         per_pair = 4 * shape.q_heads * shape.head_dim * attention_layers / tensor
         self._pair_s = per_pair / (ATTENTION_SHARE * hardware.bf16_flops)
-        seen = min(MIXED_BUDGETS[1], max(MIXED_BUDGETS[0], resolved.max_num_batched_tokens))
-        budget = (8192 / seen) ** MIXED_BUDGET_EXPONENT
-        self._mixed_s = linear_layers * MIXED_LAYER_S * budget
+        self._mixed_s = linear_layers * MIXED_LAYER_S
         self._layers = shape.layers
         self._reduce_token_s = 0.0
         self._reduce_s = 0.0
