@@ -189,6 +189,7 @@ def workload_facts(workload: Workload, subject: Subject, concurrency: int | None
         longest_total=facts["max_total_tokens"],
         concurrency=concurrency,
         shared_prefix_tokens=facts["shared_prefix_tokens"],
+        states_reuse=facts["states_reuse"],
         natural_text=facts["natural_text"],
         dummy_weights=subject.dummy_weights,
         acceptance_length=acceptance,

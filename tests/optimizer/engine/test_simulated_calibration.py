@@ -90,7 +90,7 @@ def test_effects_on_the_hybrid_model() -> None:
 
 @pytest.mark.parametrize("concurrency", [256, 400, 512])
 def test_a_budget_that_no_step_fills_moves_little_in_a_continuous_load(concurrency: int) -> None:
-    """Measured: throughput mode -3.8 % at 256 in flight on an H200, +0.2 % at 512 on an H100 (published); 256 sequences cost."""
+    """Measured: throughput mode -3.8 % at 256 in flight on an H200, +0.2 % at 512 on an H100 (published)."""
     base = tokens_per_s(run_load(HYBRID, MEASURED_HYBRID, closed(concurrency)))
     more = tokens_per_s(run_load(HYBRID, {**MEASURED_HYBRID, "performance_mode": "throughput"}, closed(concurrency)))
     assert 0.96 <= more / base <= 1.01
