@@ -40,6 +40,7 @@ from vopt.search_spaces.defaults import Gpu
 from vopt.search_spaces.evidence import WorkloadFacts
 from vopt.search_spaces.memory import Calibration
 from vopt.search_spaces.model import ShapeError, known_model, shape_from_config
+from vopt.search_spaces.on_load import loaded
 from vopt.search_spaces.parameter import Inactive
 from vopt.search_spaces.parse import SpaceFile, SpaceFileError, bare_mode_config, base_declarations, mode_for, parse_space
 from vopt.search_spaces.retired import valueless_flags
@@ -217,7 +218,8 @@ def floor_of(subject: Subject, workload: Workload, space: SearchSpace, lossy: Se
     if shape is None or hardware is None or any("quantization" in name for name in lossy):
         return None
     drafted = max((tokens(value) for value in space["speculation"].values), default=0) if "speculation" in space else 0
-    stated = (subject.fixed | subject.baseline).get("speculative_config")
+    given = subject.fixed | subject.baseline
+    shape, stated = loaded(shape, given, subject.schema.version), given.get("speculative_config")
     if isinstance(stated, Mapping):
         drafted = max(drafted, int(stated.get("num_speculative_tokens") or SUFFIX_TOKENS))
     return floor(shape, hardware, subject.machine.count, workload.request_lengths(), 1 + drafted)

@@ -17,6 +17,7 @@ from vopt.optimizer.engine.hardware import Hardware
 from vopt.search_spaces.defaults import LATEST_VERSION, Resolved, capture_sizes
 from vopt.search_spaces.kv_cache import state_bytes, token_bytes
 from vopt.search_spaces.memory import MemoryPlan, memory_plan
+from vopt.search_spaces.on_load import loaded
 from vopt.search_spaces.shape import DTYPE_BYTES, LayerKind, ModelShape
 
 BANDWIDTH_SHARE = 0.72
@@ -90,7 +91,8 @@ class StepTime:
         other_bytes = sum(parts[part] * shape.bytes_per_weight(part) for part in others)
         other_bytes += parts["embeddings"] * shape.bytes_per_weight("embeddings") if shape.tied else 0
         self._other_bytes = other_bytes / tensor
-        eight_bit = shape.quantization is not None and shape.quantization.bits == 8
+        stored = shape.quantization
+        eight_bit = stored is not None and stored.bits == 8 and not stored.weight_only
         peak = hardware.fp8_flops if eight_bit else hardware.bf16_flops
         head = parts["head"] or parts["embeddings"]
         share = EXPERTS_SHARE if experts else DENSE_SHARE
@@ -197,6 +199,7 @@ def estimate(
     as keep them coming; requests beyond those resident wait.
     """
     plan: MemoryPlan = memory_plan(shape, hardware.gpu, arguments, version)
+    shape = loaded(shape, arguments, version)
     resolved = plan.resolved
     prompt = sum(p for p, _ in lengths) / len(lengths)
     output = max(1.0, sum(o for _, o in lengths) / len(lengths))
