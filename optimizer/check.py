@@ -21,6 +21,7 @@ from vopt.optimizer.check_flags import (
 from vopt.optimizer.command import Flag, LaunchCommand, shell_line, to_argv
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.engine.arguments import VllmProbe
+from vopt.optimizer.not_simulated import left_out
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.arguments import Arguments
 from vopt.search_spaces.circumstances import Circumstances
@@ -51,6 +52,7 @@ class CheckReport:
     environment: Mapping[str, str] = field(default_factory=dict)
     changes: tuple[str, ...] = ()
     engine_says: str = ""
+    not_simulated: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -73,6 +75,7 @@ class CheckReport:
             "changes": list(self.changes),
             "command": list(self.accepted) if self.accepted is not None else None,
             "environment": dict(self.environment),
+            "not_simulated": list(self.not_simulated),
         }
 
 
@@ -81,11 +84,17 @@ AskEngine = Callable[[str, Mapping[str, Any]], str]
 
 
 def check_command(
-    command: str | Sequence[str], subject: Subject, *, more: Mapping[str, Any] | None = None, ask: AskEngine | None = None
+    command: str | Sequence[str],
+    subject: Subject,
+    *,
+    more: Mapping[str, Any] | None = None,
+    ask: AskEngine | None = None,
+    simulated: bool = False,
 ) -> CheckReport:
     """Takes a command apart. ``more`` are arguments of its ``--config`` file (read by the caller; flags win over them).
 
     ``subject.shape`` ``None``: rules and memory arithmetic that need the model are left out, and the answer says so.
+    ``simulated``: arguments that a simulation of this command would not see are named.
     """
     schema = subject.arguments
     parsed = parse_command(command, schema, strict=False, valueless=valueless_flags(), several=flags_of_several())
@@ -117,6 +126,7 @@ def check_command(
         {name: value for name, value in parsed.environment.items() if name not in dead},
         (*changes, *(repairs or ())),
         objection,
+        left_out(given, parsed.front_end, parsed.environment, subject.shape, schema.version) if simulated else (),
     )
 
 
@@ -131,7 +141,7 @@ def render_check(report: CheckReport) -> str:
     lines += [f"  refused: {violation.detail} [{violation.rule}]" for violation in report.violations]
     if report.engine_says:
         lines.append(f"  refused by vLLM itself: {report.engine_says}")
-    lines += ["", f"Memory: {report.memory}"]
+    lines += ["", f"Memory: {report.memory}", *(f"Note: {note}" for note in report.not_simulated)]
     verdicts = {FINE: "This command is fine.", WARNINGS: "It starts, with warnings.", CANNOT_START: "It cannot start."}
     lines.append(verdicts[report.exit_code])
     lines += [f"  changed: {change}" for change in report.changes]

@@ -80,7 +80,7 @@ class SearchSetup:
     the study has seen repeats; ``drift_check`` adds a last start of the baseline for searches whose confirmation is served
     while its trials were not. ``no_serve``: the user asked for a confirmation without the API server; the answer says so.
     ``notes`` go into the answer as they are. ``checks`` makes the memory checks of the space anew from the starts so far,
-    which calibrate them.
+    which calibrate them. ``assumed`` says what a simulation's figures of a configuration rest on that nobody measured.
     """
 
     goal: Goal
@@ -101,6 +101,7 @@ class SearchSetup:
     no_serve: bool = False
     notes: tuple[str, ...] = ()
     checks: Callable[[Sequence[TrialRecord]], tuple[Check, ...]] | None = None
+    assumed: Callable[[EngineConfig], tuple[str, ...]] = _no_command
 
     @property
     def drift_starts(self) -> int:

@@ -26,6 +26,7 @@ from vopt.optimizer.history import TrialRecord
 from vopt.optimizer.lessons import calibrated, lessons_file, read_lessons, section_of
 from vopt.optimizer.load.workload import Workload
 from vopt.optimizer.measurement import Asked
+from vopt.optimizer.not_simulated import assumed_by
 from vopt.optimizer.options import CheckedSpaceOptions, SearchOptions, SpaceOptions
 from vopt.optimizer.setup import Budget, Pinned, SearchSetup, Timing
 from vopt.optimizer.space_report import space_document, space_text
@@ -255,6 +256,7 @@ def search_setup(
         explain=options.explain,
         deadline_s=asked.deadline_s,
         no_serve=options.no_serve,
+        assumed=assumed_by(subject),
         checks=None if options.no_memory_check else memory_checks(subject, known.calibration),
     )
 
@@ -290,7 +292,7 @@ def check_command(options: CheckedSpaceOptions) -> SpaceAnswer:
         schema = find_arguments(probe, machine, options.vllm_version, installed=options.python is not None)
         text = _command_text(options.check or "")
         subject = _checked_subject(text, schema, machine)
-        report = check(text, subject, ask=None if machine.simulated else objection_of(probe))
+        report = check(text, subject, ask=None if machine.simulated else objection_of(probe), simulated=machine.simulated)
     return SpaceAnswer(render_check(report).rstrip(), report.to_json(), report.exit_code)
 
 

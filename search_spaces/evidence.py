@@ -18,8 +18,9 @@ FILLED = 0.05
 SMALL_BATCH = 32
 SOURCE = "baseline's counters"
 NOTHING_STATED = "the workload says nothing of beginnings that prompts share; real traffic may reuse much"
+NOTHING_STATED_HYBRID = f"{NOTHING_STATED}; without any, off leaves room for more requests: --vary enable_prefix_caching"
 """Off would win on a hybrid whose workload is lengths alone, for want of anything to reuse, and lose wherever prompts have a
-system prompt or a history in common. A workload that states its reuse, if only as none, is evidence; ``--vary`` asks for it."""
+system prompt or a history in common. A workload that states its reuse, if only as none, is evidence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def _prefix_caching(around: Surroundings) -> Evidence:
     shared, on = around.workload.shared_prefix_tokens, bool(around.resolved.get("enable_prefix_caching"))
     block = around.hybrid_block or 16
     if not shared and not around.workload.states_reuse:
-        return Evidence(False, NOTHING_STATED, "prefix_caching")
+        return Evidence(False, NOTHING_STATED_HYBRID if around.hybrid and on else NOTHING_STATED, "prefix_caching")
     if around.hybrid and on and shared < block:
         return Evidence(True)  # nothing to hit, and the cached states cost resident requests: off is worth a look
     if shared >= block and not on:

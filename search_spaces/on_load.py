@@ -70,8 +70,8 @@ _SAME = (
 
 
 def refusal(own: str | None, arguments: Mapping[str, Any]) -> str:
-    """Why vLLM does not put the ``quantization`` of ``arguments`` on a checkpoint whose own method is ``own`` (``None``: 16 bits);
-    in its own words, empty when it does or when that is not known here."""
+    """Why vLLM does not put the ``quantization`` of ``arguments`` on a checkpoint whose own method is ``own`` (``None``: 16
+    bits); in its own words, empty when it does or when that is not known here."""
     asked = arguments.get("quantization")
     if asked is None or asked == "none":
         return ""
@@ -85,8 +85,8 @@ def refusal(own: str | None, arguments: Mapping[str, Any]) -> str:
         if asked in (own, "humming") or any(own in names and asked in names for names in _SAME):
             return ""
         return (
-            f"Quantization method specified in the model config ({own}) does not match the quantization method specified in the "
-            f"`quantization` argument ({asked})."
+            f"Quantization method specified in the model config ({own}) does not match the quantization method specified in "
+            f"the `quantization` argument ({asked})."
         )
     if asked in NEEDS_FILE:
         return f"Cannot find the config file for {asked}"

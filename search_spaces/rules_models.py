@@ -89,7 +89,9 @@ def quantization_without_checkpoint(s: Settings) -> Violation | None:
     """``get_quant_config`` (``model_loader/weight_utils.py``), called while the configuration is made."""
     if not s.model or s.model.get("quantization") or not (words := refusal(None, _quantization(s))):
         return None
-    detail = f"the checkpoint's weights are not quantized, and quantization {s.given('quantization')!r} needs one that is ({words})"
+    detail = (
+        f"the checkpoint's weights are not quantized, and quantization {s.given('quantization')!r} needs one that is ({words})"
+    )
     return Violation("quantization_without_checkpoint", detail, {"quantization": None})
 
 
