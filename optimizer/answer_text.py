@@ -119,8 +119,8 @@ def _without_caching(progress: Progress, config: EngineConfig) -> list[str]:
     else:
         shown = f"of the measured workload's prompt tokens, {hit:.0%} were found in the cache while it was on"
     return [
-        f"prefix caching is off in this command: {shown}. With traffic that shares beginnings (system prompts, conversations) it "
-        "must be measured again: vopt workload --from-metrics URL writes a workload file of a running server"
+        f"prefix caching is off in this command: {shown}. With traffic that shares beginnings (system prompts, conversations) "
+        "it must be measured again: vopt workload --from-metrics URL writes a workload file of a running server"
     ]
 
 

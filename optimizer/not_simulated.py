@@ -39,7 +39,7 @@ WITHOUT_COST = frozenset(
         *("tool_parser_plugin", "reasoning_parser", "middleware", "headless", "disable_uvicorn_access_log"),
     }
 )
-"""Arguments that make no engine faster, slower, larger or smaller: which model, where from, who may ask, what answers look like."""
+"""Arguments that make no engine faster, slower or larger: which model, where from, who may ask, what answers look like."""
 
 SPECULATION = frozenset({"spec_method", "spec_model", "spec_tokens"})
 """Short forms of entries of ``speculative_config``."""
@@ -91,8 +91,8 @@ def assumptions(config: Mapping[str, Any], shape: ModelShape | None) -> tuple[st
     chance = ACCEPTANCE.get(speculation.method, 0.6)
     length = acceptance_length(speculation.method, speculation.tokens)
     return (
-        f"assumed, not measured: a token that {speculation.method} drafts is accepted with a chance of {chance:g} if those before "
-        f"it were, {length:.2f} tokens a step in the mean; your text decides that, and with it what speculation gains",
+        f"assumed, not measured: a token that {speculation.method} drafts is accepted with a chance of {chance:g} if those "
+        f"before it were, {length:.2f} tokens a step in the mean; your text decides that, and with it what speculation gains",
     )
 
 

@@ -61,7 +61,10 @@ DEPRECATED = frozenset({"fbgemm_fp8", "fp_quant"})
 _SAME = (
     frozenset({"awq", "auto_awq", "awq_marlin", "cpu_awq", "moe_wna16", "inc"}),
     frozenset({"gptq", "auto_gptq", "gptq_marlin", "moe_wna16", "inc"}),
-    frozenset({"auto-round", "intel/auto-round", "inc", "gptq", "gptq_marlin", "awq", "awq_marlin"}),
+    *(
+        frozenset({"auto-round", "intel/auto-round", *names})
+        for names in (("inc",), ("gptq", "gptq_marlin"), ("awq", "awq_marlin"))
+    ),
     frozenset({"modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "nvfp4"}),
     frozenset({"mxfp4", "gpt_oss_mxfp4"}),
     frozenset({"fp8", "deepseek_v4_fp8"}),
