@@ -113,3 +113,31 @@ def test_a_checkpoint_that_only_fits_in_eight_bits_is_checked_so() -> None:
     command = "vllm serve meta-llama/Llama-3.1-70B-Instruct --max-model-len 8192"
     assert "cannot start" in run("space", "--simulate", "h200", "--check", command, code=6)
     assert "KV cache" in run("space", "--simulate", "h200", "--check", f"{command} --quantization fp8")
+
+
+MOE = "Qwen/Qwen3.5-35B-A3B-FP8"
+KEPT = [word for name in ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization") for word in ("--keep", name)]
+CROWDED = (
+    *("search", "--goal", "throughput", "--model", MOE, "--simulate", "h200", "--json", "--trials", "3", "--rounds", "0"),
+    *("--soak", "0", "--concurrency", "512", "--window", "10", "--no-guard", "--mode", "balanced"),
+    *("--set", f"speculative_config={MTP}", *KEPT),
+)
+
+
+def test_a_command_without_prefix_caching_says_what_that_rests_on() -> None:
+    """Cached states of a hybrid take room from requests, so off is faster where nothing is shared, and only there."""
+    answer = json.loads(run(*CROWDED, "--vary", "enable_prefix_caching"))
+    assert "--no-enable-prefix-caching" in answer["argv"]
+    (said,) = [note for note in answer["notes"] if note.startswith("prefix caching is off in this command")]
+    assert "declared no reuse" in said
+    assert "vopt workload --from-metrics URL" in said
+    assert any(note.startswith("assumed, not measured") for note in answer["notes"]), "what --set fixes is in the winner too"
+    run("report", "-o", "page.html")
+    for text in (run("show"), run("export"), Path("page.html").read_text(encoding="utf-8")):
+        assert "prefix caching is off in this command" in " ".join(text.split())
+
+
+def test_a_silent_workload_leaves_prefix_caching_on_and_names_it() -> None:
+    answer = json.loads(run(*CROWDED))
+    assert "--no-enable-prefix-caching" not in answer["argv"]
+    assert any(note.startswith("enable_prefix_caching was not searched: the workload says nothing") for note in answer["notes"])
