@@ -46,6 +46,17 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
+class EarlierBudget:
+    """What a study was given before a larger budget. ``starts``: the labels of all that was measured under it. ``reopened``:
+    the larger one lets the search itself go on, whatever came after it."""
+
+    trials: int
+    rounds: int
+    starts: frozenset[str]
+    reopened: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """What an engine start and a load are expected to take, seconds, by start class; replaced by what the study sees."""
 
@@ -81,6 +92,7 @@ class SearchSetup:
     while its trials were not. ``no_serve``: the user asked for a confirmation without the API server; the answer says so.
     ``notes`` go into the answer as they are. ``checks`` makes the memory checks of the space anew from the starts so far,
     which calibrate them. ``assumed`` says what a simulation's figures of a configuration rest on that nobody measured.
+    ``earlier`` are the budgets that a resumed study had before, in order.
     """
 
     goal: Goal
@@ -102,6 +114,7 @@ class SearchSetup:
     notes: tuple[str, ...] = ()
     checks: Callable[[Sequence[TrialRecord]], tuple[Check, ...]] | None = None
     assumed: Callable[[EngineConfig], tuple[str, ...]] = _no_command
+    earlier: tuple[EarlierBudget, ...] = ()
 
     @property
     def drift_starts(self) -> int:

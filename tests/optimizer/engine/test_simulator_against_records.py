@@ -37,8 +37,9 @@ def test_cache_sizes_are_within_half_a_percent(starts: list[simulator.Compared],
 
 
 def test_start_times_are_within_25_percent(starts: list[simulator.Compared], bursts: list[simulator.Compared]) -> None:
+    """Four hosts of one kind differ as much: 28.7 to 47.6 s for a new compile key of Qwen3-8B."""
     errors = [error for one in (*starts, *bursts) if (error := one.errors().get("engine_start_s")) is not None]
-    assert len(errors) >= 10
+    assert len(errors) >= 18
     assert max(map(abs, errors)) < 0.25
 
 
