@@ -11,7 +11,7 @@ from statistics import fmean
 from vopt.objectives.confidence import compare
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.answer_baseline import left_out, left_out_notes, repair_notes, repair_of
-from vopt.optimizer.answer_text import drift_notes, general_notes, meaning_notes, soak_text, vanished_gain, why
+from vopt.optimizer.answer_text import caveats, drift_notes, general_notes, meaning_notes, soak_text, vanished_gain, why
 from vopt.optimizer.command import flags_text
 from vopt.optimizer.explain import EXPLAIN_STARTS, explain_label
 from vopt.optimizer.history import Stage
@@ -113,7 +113,7 @@ def _winner(
         trials=_counts(progress),
         success=bound,
         soak=soak_text(progress, soak),
-        notes=(*meaning_notes(progress, arm.config), *notes, *general_notes(progress)),
+        notes=(*meaning_notes(progress, arm.config), *caveats(progress, arm.config), *notes, *general_notes(progress)),
     )
 
 
@@ -160,7 +160,7 @@ def _unconfirmed(progress: Progress) -> Recommendation:
         trials=_counts(progress),
         success=success_bound(progress, winner),
         soak=soak_text(progress, soak),
-        notes=(*meaning_notes(progress, winner), *notes, *general_notes(progress)),
+        notes=(*meaning_notes(progress, winner), *caveats(progress, winner), *notes, *general_notes(progress)),
     )
 
 
@@ -187,7 +187,7 @@ def _no_gain(
         rejected=(*_rejections(progress), *extra),
         trials=_counts(progress),
         success=success_bound(progress, progress.baseline_config),
-        notes=(*said, *notes, *general_notes(progress)),
+        notes=(*said, *caveats(progress, progress.baseline_config), *notes, *general_notes(progress)),
     )
 
 

@@ -22,6 +22,7 @@ from vopt.optimizer.check_flags import (
 from vopt.optimizer.command import Flag, LaunchCommand, shell_line, to_argv
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.engine.arguments import VllmProbe
+from vopt.optimizer.not_simulated import left_out
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.arguments import Arguments
 from vopt.search_spaces.circumstances import Circumstances
@@ -54,6 +55,7 @@ class CheckReport:
     changes: tuple[str, ...] = ()
     engine_says: str = ""
     memory_close: bool = False
+    not_simulated: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -76,6 +78,7 @@ class CheckReport:
             "changes": list(self.changes),
             "command": list(self.accepted) if self.accepted is not None else None,
             "environment": dict(self.environment),
+            "not_simulated": list(self.not_simulated),
         }
 
 
@@ -90,12 +93,14 @@ def check_command(
     more: Mapping[str, Any] | None = None,
     model: str | None = None,
     ask: AskEngine | None = None,
-    exact: bool = False,
+    simulated: bool = False,
 ) -> CheckReport:
     """Takes a command apart. ``more`` and ``model`` are what its ``--config`` file says (read by the caller; the command's own
-    words win over them). ``exact``: the machine is simulated, so the estimate of its memory is what its engines have.
+    words win over them).
 
     ``subject.shape`` ``None``: rules and memory arithmetic that need the model are left out, and the answer says so.
+    ``simulated``: the machine is, so the estimate of its memory is what its engines have, and arguments that a simulation does
+    not see are named.
     """
     schema = subject.arguments
     parsed = parse_command(command, schema, strict=False, valueless=valueless_flags(), several=flags_of_several())
@@ -109,9 +114,9 @@ def check_command(
     findings += variables(parsed.environment, schema)
     facts = of.facts()
     violations = tuple(rule_violations(_with_environment(given, parsed), facts))
-    memory = _memory(subject, given, exact)
+    memory = _memory(subject, given, simulated)
     proposal, changes = _corrected(parsed, given, schema, of.resolved)
-    proposal, repairs = _repaired(proposal, parsed, subject, facts, exact)
+    proposal, repairs = _repaired(proposal, parsed, subject, facts, simulated)
     objection = ask(parsed.model, given) if ask is not None and parsed.model and not violations and not parsed.problems else ""
     accepted = None
     if parsed.model is not None and repairs is not None:
@@ -129,6 +134,7 @@ def check_command(
         (*changes, *(repairs or ())),
         objection,
         subject.shape is not None and memory.possible is Possible.UNKNOWN,
+        left_out(given, parsed.front_end, parsed.environment, subject.shape, schema.version) if simulated else (),
     )
 
 
@@ -143,7 +149,7 @@ def render_check(report: CheckReport) -> str:
     lines += [f"  refused: {violation.detail} [{violation.rule}]" for violation in report.violations]
     if report.engine_says:
         lines.append(f"  refused by vLLM itself: {report.engine_says}")
-    lines += ["", f"Memory: {report.memory}"]
+    lines += ["", f"Memory: {report.memory}", *(f"Note: {note}" for note in report.not_simulated)]
     warned = "It may not start." if report.memory_close else "It starts, with warnings."
     verdicts = {FINE: "This command is fine.", WARNINGS: warned, CANNOT_START: "It cannot start."}
     lines.append(verdicts[report.exit_code])

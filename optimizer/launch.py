@@ -34,6 +34,7 @@ from vopt.optimizer.interruption import Interruption
 from vopt.optimizer.judge import judge
 from vopt.optimizer.lessons import LessonBook, lessons_file
 from vopt.optimizer.memory_of import space_subject
+from vopt.optimizer.not_simulated import notes_of
 from vopt.optimizer.opening import switched_off
 from vopt.optimizer.options import ResumeOptions, SearchOptions
 from vopt.optimizer.preflight import Preflight
@@ -111,7 +112,7 @@ def prepare(options: SearchOptions, listener: Listener, probe: VllmProbe | None 
     # The confirmation measures the baseline again, but not under the trials' conditions where it is served.
     setup = replace(
         setup,
-        notes=shared_note(shared),
+        notes=(*shared_note(shared), *notes_of(subject)),
         drift_check=not subject.machine.simulated and (served or options.rounds == 0),
     )
     if not subject.machine.simulated:

@@ -94,8 +94,8 @@ class SearchSetup:
     ``notes`` go into the answer as they are. ``checks`` makes the memory checks of the space anew from the starts so far,
     which calibrate them; ``fits`` makes likewise of them whether memory surely suffices. ``relief`` is what a repair of the
     baseline changed outside the space: a configuration carries it unless ``starts`` says that it comes up without.
-    ``auto_load``: how many requests are in flight is found on the baseline. ``earlier`` are the budgets that
-    a resumed study had before, in order.
+    ``auto_load``: how many requests are in flight is found on the baseline. ``assumed`` says what a simulation's figures of a
+    configuration rest on that nobody measured. ``earlier`` are the budgets that a resumed study had before, in order.
     """
 
     goal: Goal
@@ -120,6 +120,7 @@ class SearchSetup:
     auto_load: bool = False
     relief: EngineConfig = _NO_OVERRIDES
     starts: Callable[[EngineConfig], bool] | None = None
+    assumed: Callable[[EngineConfig], tuple[str, ...]] = _no_command
     earlier: tuple[EarlierBudget, ...] = ()
 
     @property

@@ -26,6 +26,7 @@ from vopt.optimizer.lessons import lessons_file, read_lessons, section_of
 from vopt.optimizer.load.workload import Workload
 from vopt.optimizer.measurement import Asked
 from vopt.optimizer.memory_of import host_as_gpu, memory_checks, memory_fits, space_subject
+from vopt.optimizer.not_simulated import assumed_by
 from vopt.optimizer.options import CheckedSpaceOptions, SearchOptions, SpaceOptions
 from vopt.optimizer.secrecy import refuse_secret
 from vopt.optimizer.setup import Budget, Pinned, SearchSetup, Timing
@@ -41,6 +42,7 @@ from vopt.search_spaces.choices import Choices, parse_choices
 from vopt.search_spaces.evidence import WorkloadFacts
 from vopt.search_spaces.memory import Possible, can_start
 from vopt.search_spaces.model import ShapeError, known_model, shape_from_config
+from vopt.search_spaces.on_load import loaded
 from vopt.search_spaces.parameter import Inactive
 from vopt.search_spaces.parse import SpaceFile, SpaceFileError, base_declarations, mode_for, parse_space
 from vopt.search_spaces.retired import valueless_flags
@@ -171,6 +173,7 @@ def workload_facts(workload: Workload, subject: Subject, concurrency: int | None
         longest_total=facts["max_total_tokens"],
         concurrency=concurrency,
         shared_prefix_tokens=facts["shared_prefix_tokens"],
+        states_reuse=facts["states_reuse"],
         natural_text=facts["natural_text"],
         dummy_weights=subject.dummy_weights,
         acceptance_length=acceptance,
@@ -198,7 +201,8 @@ def floor_of(subject: Subject, workload: Workload, space: SearchSpace, lossy: Se
     if shape is None or hardware is None or any("quantization" in name for name in lossy):
         return None
     drafted = max((tokens(value) for value in space["speculation"].values), default=0) if "speculation" in space else 0
-    stated = (subject.fixed | subject.baseline).get("speculative_config")
+    given = subject.fixed | subject.baseline
+    shape, stated = loaded(shape, given, subject.schema.version), given.get("speculative_config")
     if isinstance(stated, Mapping):
         drafted = max(drafted, int(stated.get("num_speculative_tokens") or SUFFIX_TOKENS))
     return floor(shape, hardware, subject.machine.count, workload.request_lengths(), 1 + drafted)
@@ -233,6 +237,7 @@ def search_setup(
         explain=options.explain,
         deadline_s=asked.deadline_s,
         no_serve=options.no_serve,
+        assumed=assumed_by(subject),
         checks=None if options.no_memory_check else memory_checks(subject, known.calibration),
         fits=None if options.no_memory_check else memory_fits(subject, known.calibration),
         auto_load=not asked.open_loop and asked.concurrency is None,
@@ -278,7 +283,8 @@ def check_command(options: CheckedSpaceOptions) -> SpaceAnswer:
         parsed, notes = _whole_command(written, schema)
         subject = _checked_subject(parsed.model, schema, machine)
         ask = None if machine.simulated else objection_of(probe)
-        report = check(written.command, subject, more=parsed.config, model=parsed.model, ask=ask, exact=machine.simulated)
+        simulated = machine.simulated
+        report = check(written.command, subject, more=parsed.config, model=parsed.model, ask=ask, simulated=simulated)
     text = "\n".join([render_check(report).rstrip(), *([""] if notes else []), *notes])
     return SpaceAnswer(text, {**report.to_json(), "notes": list(notes)}, report.exit_code)
 

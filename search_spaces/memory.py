@@ -14,6 +14,7 @@ from typing import Any
 
 from vopt.search_spaces.defaults import GIB, LATEST_VERSION, Gpu, Resolved, resolve
 from vopt.search_spaces.kv_cache import KvLayout, kv_layout
+from vopt.search_spaces.on_load import loaded
 from vopt.search_spaces.overhead import Overhead, overhead_estimate, shown_bytes
 from vopt.search_spaces.shape import ModelShape
 
@@ -55,6 +56,7 @@ class Calibration:
         compiled: bool = False,
     ) -> Calibration:
         """This and one start that reported ``kv_cache_bytes`` of KV cache per rank; ``compiled``: its compile key was known."""
+        shape = loaded(shape, arguments, version)
         resolved = resolve(shape, gpu, arguments, version)
         if resolved.kv_cache_memory_bytes is not None:
             return self  # the size was given, not what was left over
@@ -134,7 +136,7 @@ def memory_plan(
     compiled: bool = False,
 ) -> MemoryPlan:
     """The memory of one configuration. ``compiled``: an earlier start has compiled it, which leaves more for the cache."""
-    calibration = calibration or Calibration()
+    calibration, shape = calibration or Calibration(), loaded(shape, arguments, version)
     resolved = resolve(shape, gpu, arguments, version)
     estimate = overhead_estimate(shape, gpu, resolved, version, compiled=compiled)
     weights = _weights(shape, resolved)
