@@ -139,12 +139,12 @@ def test_memory_that_is_close_is_no_fine_command() -> None:
 
 
 def test_a_simulated_machine_is_judged_by_the_estimate_that_its_engines_have() -> None:
-    report = check_command("vllm serve Qwen/Qwen3-32B", close(), exact=True)
+    report = check_command("vllm serve Qwen/Qwen3-32B", close(), simulated=True)
     assert report.exit_code == 6
     assert report.accepted == ("vllm", "serve", "Qwen/Qwen3-32B", "--gpu-memory-utilization", "0.94")
-    short = check_command("vllm serve Qwen/Qwen3-32B --max-model-len 32768", close(), exact=True)
+    short = check_command("vllm serve Qwen/Qwen3-32B --max-model-len 32768", close(), simulated=True)
     assert short.exit_code == 0
-    wide = check_command("vllm serve Qwen/Qwen3-32B", close(2), exact=True)
+    wide = check_command("vllm serve Qwen/Qwen3-32B", close(2), simulated=True)
     assert wide.accepted == ("vllm", "serve", "Qwen/Qwen3-32B", "--tensor-parallel-size", "2")
 
 
