@@ -9,7 +9,17 @@ from statistics import fmean
 
 from vopt.objectives.confidence import compare
 from vopt.objectives.records import LoadStatus
-from vopt.optimizer.answer_text import drift_notes, general_notes, meaning_notes, soak_text, vanished_gain, why
+from vopt.optimizer.answer_text import (
+    by_limits,
+    doubted_breach,
+    drift_notes,
+    general_notes,
+    meaning_notes,
+    none_above,
+    soak_text,
+    vanished_gain,
+    why,
+)
 from vopt.optimizer.history import Stage
 from vopt.optimizer.judge import Judged, of_stage
 from vopt.optimizer.progress import Progress, finalists
@@ -19,15 +29,16 @@ from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.verdict import (
     ArmResult,
     Confirmation,
+    baseline_breach,
     beats_baseline_unconfirmed,
-    better,
-    chosen_arm,
     confirmation,
     failure_allowance,
     gain_of,
+    held_back,
     mean_metrics,
     refusal,
     success_bound,
+    winner,
 )
 
 
@@ -44,38 +55,41 @@ def recommend(progress: Progress, finish: Finish) -> Recommendation:
 
 
 def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
-    baseline_refused = refusal(progress, seen.baseline, seen.baseline)
+    breaks = baseline_breach(progress, seen)
     soak = next(iter(of_stage(progress.charged, Stage.SOAK)), None)
-    arm = chosen_arm(progress, seen)
-    soak_failed = _refused_by_soak(progress, seen, arm, soak)
-    if better(progress, seen) and not soak_failed:
-        return _winner(progress, seen, arm, soak, baseline_refused)
-    if baseline_refused:
-        return _nothing_feasible(progress, f"neither the baseline nor the finalist met the limits: {baseline_refused}")
-    gain = gain_of(progress, seen, seen.finalist)
+    arm = winner(progress, seen)
+    soak_failed = _refused_by_soak(progress, seen, arm or seen.finalist, soak)
+    if arm is not None and not soak_failed:
+        return _winner(progress, seen, arm, soak, breaks)
     refused = refusal(progress, seen.finalist, seen.baseline)
+    if breaks:
+        return _nothing_feasible(
+            progress,
+            f"the baseline breaks its limits ({breaks}), and the finalist cannot take its place: {soak_failed or refused}",
+        )
+    gain = gain_of(progress, seen, seen.finalist)
+    fallen = progress.arms is None
     if soak_failed:
         reason = f"the best configuration failed in its soak: {soak_failed}"
+    elif fallen:
+        died = "; ".join(f"{start.record.label}: {start.reason}" for start in progress.fallen)
+        gain, reason = None, f"no finalist came through its confirmation ({died}), so the baseline stays"
     elif refused:
         reason = f"the best configuration cannot be recommended: {refused}"
     else:
-        reason = f"no measurable gain: {why(progress, seen, gain)}"
-    vanished = [] if refused or soak_failed else vanished_gain(progress, seen)
-    extra = [_rejected(seen.finalist.config, "confirmation", reason)] if refused and not soak_failed else []
+        reason = f"no measurable gain: {why(progress, seen, seen.finalist)}"
+    said = [] if refused or soak_failed else vanished_gain(progress, seen)
+    said += doubted_breach(progress, seen)
+    extra = [_rejected(seen.finalist.config, "confirmation", reason)] if refused and not soak_failed and not fallen else []
     if soak is not None and soak_failed and not soak.kind:
         extra = [Rejected(soak.record.label, soak.record.config, "limit:success_rate", reason)]
     metrics = seen.baseline.metrics.values if seen.baseline.metrics else {}
-    return _no_gain(progress, reason, gain, metrics, extra, vanished)
+    return _no_gain(progress, reason, gain, metrics, extra, said)
 
 
-def _winner(
-    progress: Progress, seen: Confirmation, arm: ArmResult, soak: Judged | None, baseline_refused: str
-) -> Recommendation:
-    gain = gain_of(progress, seen, arm)
-    moved, notes = drift_notes(progress, gain)
-    reason = f"better: {why(progress, seen, moved)}"
-    if baseline_refused:
-        reason = f"better: the baseline breaks a limit ({baseline_refused}), the winner none"
+def _winner(progress: Progress, seen: Confirmation, arm: ArmResult, soak: Judged | None, breaks: str) -> Recommendation:
+    moved, notes = drift_notes(progress, gain_of(progress, seen, arm))
+    reason = by_limits(progress, seen, arm, breaks) if breaks else f"better: {why(progress, seen, arm)}"
     bound, allowed = success_bound(progress, arm.config), failure_allowance(progress)
     if bound is not None and allowed is not None and bound.upper_failure_share > allowed:
         notes.append(
@@ -94,12 +108,13 @@ def _winner(
         gain=moved,
         baseline_metrics=seen.baseline.metrics.values if seen.baseline.metrics else {},
         winner_metrics=arm.metrics.values if arm.metrics else {},
-        overrides=_overrides(progress, seen.finalist.config, arm.config, arm.values, seen),
+        overrides=_overrides(progress, seen, arm),
         rejected=_rejections(progress),
         trials=_counts(progress),
         success=bound,
         soak=soak_text(progress, soak),
         notes=(*meaning_notes(progress, arm.config), *notes, *general_notes(progress)),
+        baseline_breaks=breaks,
     )
 
 
@@ -112,11 +127,9 @@ def _unconfirmed(progress: Progress) -> Recommendation:
     if not ranked or not beats_baseline_unconfirmed(progress, ranked[0]):
         if not baseline.feasible:
             return _nothing_feasible(progress, f"the baseline breaks a limit ({baseline.reason}) and nothing else met them all")
-        return _no_gain(
-            progress, "no measurable gain: no configuration came out above the baseline in the search", None, base_metrics, []
-        )
-    winner = ranked[0]
-    starts = progress.starts_of(winner, Stage.SEARCH, Stage.SCREENING)
+        return _no_gain(progress, none_above(progress), None, base_metrics, [])
+    best = ranked[0]
+    starts = progress.starts_of(best, Stage.SEARCH, Stage.SCREENING)
     soak = next(iter(of_stage(progress.charged, Stage.SOAK)), None)
     if soak is not None and (failed := _soak_failure(soak)):
         return _no_gain(progress, f"the best configuration failed in its soak: {failed}", None, base_metrics, [])
@@ -131,21 +144,19 @@ def _unconfirmed(progress: Progress) -> Recommendation:
         reason="unconfirmed: the best of the search, not measured against the baseline in fresh starts (--rounds 0)"
         if not progress.setup.budget.rounds
         else "unconfirmed: the confirmation could not be finished",
-        argv=starts[-1].record.argv or progress.setup.command(winner),
+        argv=starts[-1].record.argv or progress.setup.command(best),
         baseline_argv=baseline.record.argv or progress.setup.command(progress.baseline_config),
         winner_label=starts[0].record.label,
-        winner_config=winner,
+        winner_config=best,
         gain=moved,
         baseline_metrics=base_metrics,
         winner_metrics=metrics.values if metrics else {},
-        overrides=tuple(
-            Override(name, value, True, "part of the best configuration") for name, value in _own(progress, winner)
-        ),
+        overrides=tuple(Override(name, value, True, "part of the best configuration") for name, value in _own(progress, best)),
         rejected=_rejections(progress),
         trials=_counts(progress),
-        success=success_bound(progress, winner),
+        success=success_bound(progress, best),
         soak=soak_text(progress, soak),
-        notes=(*meaning_notes(progress, winner), *notes, *general_notes(progress)),
+        notes=(*meaning_notes(progress, best), *notes, *general_notes(progress)),
     )
 
 
@@ -214,14 +225,14 @@ def _closest_values(progress: Progress, measured: Sequence[Judged]) -> list[str]
     return notes
 
 
-def _overrides(
-    progress: Progress, finalist: EngineConfig, winner: EngineConfig, values: Sequence[float], seen: Confirmation
-) -> tuple[Override, ...]:
-    rows = []
-    for name, value in _own(progress, finalist):
-        kept = winner.get(name) == value
+def _overrides(progress: Progress, seen: Confirmation, arm: ArmResult) -> tuple[Override, ...]:
+    rows, lite = [], held_back(progress, seen, arm)
+    for name, value in _own(progress, seen.finalist.config):
+        kept = arm.config.get(name) == value
         reason = "part of the winner" if kept else "dropped: it resolves to the default or earns less than the noise"
-        rows.append(Override(name, value, kept, reason, _worth(progress, name, values, seen) if kept else None))
+        if lite is not None and lite.get(name) != value:
+            reason = "part of the winner: it earns less than the noise, but without it no gain is beyond the noise"
+        rows.append(Override(name, value, kept, reason, _worth(progress, name, arm.values, seen) if kept else None))
     return tuple(rows)
 
 

@@ -63,6 +63,18 @@ class Progress:
         Finding its lite fits the model, so once for each state of the search."""
         return _arms(self)
 
+    @cached_property
+    def fallen(self) -> tuple[Judged, ...]:
+        """Of every finalist that failed in its confirmation, the start that failed, in the order in which they were tried."""
+        return _fallen(self)
+
+    @property
+    def last_arms(self) -> Arms | None:
+        """The confirmation in course, else the last one that failed; ``None`` before the first."""
+        if self.arms is not None or not self.fallen:
+            return self.arms
+        return Arms(self.fallen[-1].record.config, None, len(self.fallen))
+
     @property
     def baseline_config(self) -> EngineConfig:
         return self.attempts[-1]
@@ -214,12 +226,22 @@ class Arms:
 
 
 def _arms(progress: Progress) -> Arms | None:
-    failed: list[EngineConfig] = []
+    attempt = len(progress.fallen)
+    tried = finalists(progress)[:_CONFIRMATION_TRIES]
+    if attempt >= len(tried):
+        return None
+    finalist = tried[attempt]
+    lite = lite_config(progress.effective, finalist, progress.baseline_config, progress.searched)
+    return Arms(finalist, None if lite in tried[:attempt] else lite, attempt + 1)
+
+
+def _fallen(progress: Progress) -> tuple[Judged, ...]:
+    failed: list[Judged] = []
     for attempt, finalist in enumerate(finalists(progress)[:_CONFIRMATION_TRIES], start=1):
-        lite = lite_config(progress.effective, finalist, progress.baseline_config, progress.searched)
-        tried = Arms(finalist, None if lite in failed else lite, attempt)
-        starts = [progress.labelled(tried.label(n, Arm.FINALIST)) for n in range(1, progress.setup.budget.rounds + 1)]
-        if not any(start is not None and start.record.failure is not None for start in starts):
-            return tried
-        failed.append(finalist)
-    return None
+        labels = [Arms(finalist, None, attempt).label(n, Arm.FINALIST) for n in range(1, progress.setup.budget.rounds + 1)]
+        starts = [start for label in labels if (start := progress.labelled(label)) is not None]
+        dead = next((start for start in starts if start.record.failure is not None), None)
+        if dead is None:
+            break
+        failed.append(dead)
+    return tuple(failed)
