@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from vopt.objectives.confidence import compare
@@ -63,10 +64,8 @@ def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
         return _winner(progress, seen, arm, soak, breaks)
     refused = refusal(progress, seen.finalist, seen.baseline)
     if breaks:
-        return _nothing_feasible(
-            progress,
-            f"the baseline breaks its limits ({breaks}), and the finalist cannot take its place: {soak_failed or refused}",
-        )
+        reason = f"the baseline breaks its limits ({breaks}), and the finalist cannot take its place: {soak_failed or refused}"
+        return replace(_nothing_feasible(progress, reason), baseline_breaks=breaks)
     gain = gain_of(progress, seen, seen.finalist)
     fallen = progress.arms is None
     if soak_failed:

@@ -58,6 +58,8 @@ def why(progress: Progress, seen: Confirmation, arm: ArmResult) -> str:
         return f"{starts}, {how}, are too few for an interval"
     if found.better:
         return f"{starts}, {how}, differ by more than starts of one configuration do"
+    if found.high is not None and found.high < 1:
+        return f"{starts}, {how}: it is worse, by more than starts of one configuration differ"
     return f"{starts}, {how}, differ by no more than starts of one configuration do"
 
 
@@ -86,9 +88,8 @@ def doubted_breach(progress: Progress, seen: Confirmation) -> list[str]:
     words = possible(goal, baseline.starts, baseline.metrics)
     if not words:
         return []
-    return [
-        f"the baseline itself may break its limits: {words}. Chance may have done that: more --rounds or a longer --window would tell"
-    ]
+    tells = "more --rounds or a longer --window would tell"
+    return [f"the baseline itself may break its limits: {words}. Chance may have done that; {tells}"]
 
 
 def none_above(progress: Progress) -> str:

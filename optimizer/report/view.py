@@ -255,7 +255,8 @@ class StudyView:
         change = f"{wording.metric_word(self.metric)} {self.gain_text(answer.gain)}"
         match answer.verdict:
             case Verdict.BETTER:
-                text = f"Better than {self.baseline_name}: {change}"
+                breaks = answer.baseline_breaks and (" which breaks" if self.has_command else " which break") + " the limits:"
+                text = f"Better than {self.baseline_name}{',' if breaks else ':'}{breaks} {change}"
             case Verdict.NO_GAIN:
                 text = f"No measurable gain over {self.baseline_name}: {change}"
             case Verdict.NOTHING_FEASIBLE:
@@ -268,11 +269,16 @@ class StudyView:
         return wording.gain_text(gain, maximize=self.maximize)
 
     @property
-    def baseline_name(self) -> str:
+    def has_command(self) -> bool:
+        """Whether the baseline is a command that was given."""
         options = self.setup.get("options") or {}
-        if options.get("from_file") or options.get("command"):
+        return bool(options.get("from_file") or options.get("command"))
+
+    @property
+    def baseline_name(self) -> str:
+        if self.has_command:
             return "the command in use"
-        return "vLLM's defaults" + (" with what --set fixes" if options.get("set") else "")
+        return "vLLM's defaults" + (" with what --set fixes" if (self.setup.get("options") or {}).get("set") else "")
 
 
 _STATUS_REASONS = {
