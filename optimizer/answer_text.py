@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
-from vopt.objectives.goals import too_few_for_p99
+from vopt.objectives.goals import is_guard, too_few_for_p99
 from vopt.objectives.metrics import Direction
 from vopt.optimizer.breach import possible
 from vopt.optimizer.compile_watch import COMPILED
@@ -100,10 +100,15 @@ def none_above(progress: Progress) -> str:
     above = [one for one in measured if one.merit is not None and merit is not None and one.merit > merit and not one.feasible]
     if not above or baseline is None:
         return "no measurable gain: no configuration came out above the baseline in the search"
-    best = max(above, key=lambda one: one.merit or 0.0)
+    limits = progress.setup.goal.limits
+    broken_by = {id(one): [limit for limit in limits if one.violations.get(limit.text, 0.0) > 0] for one in above}
+    best = min(above, key=lambda one: (len(broken_by[id(one)]), -(one.merit or 0.0)))
+    broken = broken_by[id(best)]
+    guarded = bool(broken) and all(is_guard(progress.setup.goal, limit) for limit in broken)
     return (
-        f"no measurable gain within the limits: what came out above the baseline in the search broke one. The best of it, "
+        f"no measurable gain within the limits: what came out above the baseline in the search broke one. The nearest, "
         f"trial {best.record.label} ({metric} {_plain(best.value)}, the baseline's {_plain(baseline.value)}): {best.reason}"
+        + ("; --no-guard leaves that limit out" if guarded else "")
     )
 
 

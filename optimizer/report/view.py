@@ -252,17 +252,17 @@ class StudyView:
         answer = self.answer
         if answer is None:
             return f"No answer yet: {wording.plural(len(self.trials), 'engine start')} so far"
-        change = f"{wording.metric_word(self.metric)} {self.gain_text(answer.gain)}"
+        change = f": {wording.metric_word(self.metric)} {self.gain_text(answer.gain)}" if answer.gain else ""
         match answer.verdict:
             case Verdict.BETTER:
-                breaks = answer.baseline_breaks and (" which breaks" if self.has_command else " which break") + " the limits:"
-                text = f"Better than {self.baseline_name}{',' if breaks else ':'}{breaks} {change}"
+                breaks = f", which break{'s' if self.has_command else ''} the limits" if answer.baseline_breaks else ""
+                text = f"Better than {self.baseline_name}{breaks}{change}"
             case Verdict.NO_GAIN:
-                text = f"No measurable gain over {self.baseline_name}: {change}"
+                text = f"No measurable gain over {self.baseline_name}{change}"
             case Verdict.NOTHING_FEASIBLE:
                 text = f"Nothing feasible: {answer.reason}"
             case Verdict.UNCONFIRMED:
-                text = f"Unconfirmed, against {self.baseline_name}: {change}"
+                text = f"Unconfirmed, against {self.baseline_name}{change}"
         return f"SIMULATED. {text}" if self.simulated else text
 
     def gain_text(self, gain: Gain | None) -> str:

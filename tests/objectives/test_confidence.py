@@ -237,7 +237,9 @@ def test_starts_at_a_bound_are_seldom_surely_beyond_it_and_those_far_away_always
     rng = np.random.default_rng(5)
     for noise in ((0.03, 0.03), (0.10, 0.03)):  # the arm itself may be the noisiest
         at = [[list(0.5 * np.exp(rng.normal(0, sd, 3))) for sd in (*noise, noise[1])] for _ in range(2000)]
-        assert sum(surely_beyond(arms[0], 0.5, arms, above=True) for arms in at) / 2000 <= 0.055
+        assert sum(surely_beyond(arms[0], 0.5, arms, above=True) for arms in at) / 2000 <= (
+            0.03 if noise[0] == noise[1] else 0.08
+        )
     assert surely_beyond([0.7, 0.72, 0.69], 0.5, [[0.7, 0.72, 0.69], [0.4, 0.41, 0.42]], above=True)
     assert not surely_beyond([0.7, 0.72, 0.69], 0.5, [[0.7, 0.72, 0.69]], above=False)
     assert surely_beyond([0.7, 0.72, 0.69], 0.9, [[0.7, 0.72, 0.69]], above=False)

@@ -277,6 +277,51 @@ def test_the_users_command_is_the_baseline_and_nothing_slower_is_the_answer() ->
     assert answer.argv == study.records()[0].argv
 
 
+def test_what_was_faster_but_over_a_limit_is_named_with_the_limit() -> None:
+    """A baseline that answers few requests quickly: whatever serves more of them breaks its guard."""
+    landscape = small_landscape()
+    guarded = built_in_goal("throughput")
+
+    def evaluate(request: TrialRequest) -> TrialRecord:
+        record = landscape.evaluator(0)(request)
+        if record.metrics is None:
+            return record
+        few = not request.config
+        slow = {"p95_ttft_s": 0.3, "p95_tpot_s": 0.006 if few else 0.022}
+        rate = {"tokens_per_s": record.metrics["tokens_per_s"] * (0.3 if few else 1.0)}
+        return replace(record, metrics=replace(record.metrics, values={**record.metrics.values, **slow, **rate}))
+
+    answer, study = run(landscape, evaluate=evaluate, goal=guarded)
+    assert answer.verdict is Verdict.NO_GAIN
+    assert answer.gain is None
+    assert "no measurable gain within the limits" in answer.reason
+    assert "p95_tpot_s 22 ms is above the limit 7.5 ms (1.25 x baseline); --no-guard leaves that limit out" in answer.reason
+    baseline = study.records()[0].metrics
+    assert baseline is not None
+    assert f"the baseline's {baseline['tokens_per_s']:,.0f}" in answer.reason
+    typed = built_in_goal("throughput", limits=(parse_limit("p95_tpot_s<=10ms"),))
+    own, _ = run(landscape, evaluate=evaluate, goal=typed)
+    assert "is above the limit 10 ms" in own.reason
+    assert "--no-guard" not in own.reason
+
+
+def test_two_finalists_that_die_are_named_and_neither_is_the_answer() -> None:
+    landscape = small_landscape()
+
+    def evaluate(request: TrialRequest) -> TrialRecord:
+        if request.stage is Stage.CONFIRMATION and request.config:
+            return infrastructure(request, FailureKind.ENGINE_DIED)
+        return landscape.evaluator(0)(request)
+
+    for soak_s in (0.0, 60.0):
+        answer, study = run(landscape, evaluate=evaluate, budget=Budget(trials=12, time_s=None, soak_s=soak_s))
+        assert answer.verdict is Verdict.NO_GAIN
+        assert answer.argv == answer.baseline_argv
+        assert "confirm-1-finalist: " in answer.reason
+        assert "confirm-1-finalist-2: " in answer.reason
+        assert not any(record.stage is Stage.SOAK for record in study.records())
+
+
 def test_explain_measures_each_override_without_it() -> None:
     events: list[Event] = []
     answer, study = run(small_landscape(noise=0.002), events=events, explain=True)
