@@ -16,11 +16,13 @@ from vopt.optimizer.answer_text import (
     drift_notes,
     general_notes,
     meaning_notes,
+    next_choice,
     none_above,
     soak_text,
     vanished_gain,
     why,
 )
+from vopt.optimizer.breach import kind_of
 from vopt.optimizer.history import Stage
 from vopt.optimizer.judge import Judged, of_stage
 from vopt.optimizer.progress import Progress, finalists
@@ -65,7 +67,8 @@ def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
     refused = refusal(progress, seen.finalist, seen.baseline)
     if breaks:
         reason = f"the baseline breaks its limits ({breaks}), and the finalist cannot take its place: {soak_failed or refused}"
-        return replace(_nothing_feasible(progress, reason), baseline_breaks=breaks)
+        nothing = _nothing_feasible(progress, reason)
+        return replace(nothing, baseline_breaks=breaks, notes=(*next_choice(progress), *nothing.notes))
     gain = gain_of(progress, seen, seen.finalist)
     fallen = progress.arms is None
     if soak_failed:
@@ -79,7 +82,12 @@ def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
         reason = f"no measurable gain: {why(progress, seen, seen.finalist)}"
     said = [] if refused or soak_failed else vanished_gain(progress, seen)
     said += doubted_breach(progress, seen)
-    extra = [_rejected(seen.finalist.config, "confirmation", reason)] if refused and not soak_failed and not fallen else []
+    said += next_choice(progress) if refused or soak_failed else []
+    extra = []
+    if refused and not soak_failed and not fallen:
+        one = seen.finalist
+        kind = kind_of(progress.setup.goal, one.starts, one.metrics, seen.baseline.metrics)
+        extra = [Rejected("confirmation", one.config, kind, reason)]
     if soak is not None and soak_failed and not soak.kind:
         extra = [Rejected(soak.record.label, soak.record.config, "limit:success_rate", reason)]
     metrics = seen.baseline.metrics.values if seen.baseline.metrics else {}
@@ -87,8 +95,11 @@ def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
 
 
 def _winner(progress: Progress, seen: Confirmation, arm: ArmResult, soak: Judged | None, breaks: str) -> Recommendation:
-    moved, notes = drift_notes(progress, gain_of(progress, seen, arm))
+    gain = gain_of(progress, seen, arm)
+    moved, notes = drift_notes(progress, gain)
     reason = by_limits(progress, seen, arm, breaks) if breaks else f"better: {why(progress, seen, arm)}"
+    if gain is not None and moved is not None and (gain.low or 0) > 1 >= (moved.low or 0):
+        reason += "; only for the machine's drift, which met all arms in turn, is the interval wider"
     bound, allowed = success_bound(progress, arm.config), failure_allowance(progress)
     if bound is not None and allowed is not None and bound.upper_failure_share > allowed:
         notes.append(
@@ -137,6 +148,8 @@ def _unconfirmed(progress: Progress) -> Recommendation:
     if baseline.feasible and baseline.merit is not None:
         gain = Gain(math.exp(fmean(merits) - baseline.merit))
     moved, notes = drift_notes(progress, gain)
+    if not baseline.feasible:
+        notes.append(f"the baseline broke a limit in its start of the search ({baseline.reason}), so no gain is told")
     metrics = mean_metrics([start.record for start in starts])
     return Recommendation(
         verdict=Verdict.UNCONFIRMED,
@@ -196,7 +209,8 @@ def _nothing_feasible(progress: Progress, reason: str) -> Recommendation:
     notes = []
     if measured:
         least = min(measured, key=lambda judged: sum(max(0.0, value) for value in judged.violations.values()))
-        notes.append(f"least violating: trial {least.record.label} {dict(least.record.config)}: {least.reason}")
+        if least.reason:
+            notes.append(f"least violating: trial {least.record.label} {dict(least.record.config)}: {least.reason}")
         notes += _closest_values(progress, measured)
     baseline = progress.baseline
     return Recommendation(
@@ -268,10 +282,6 @@ def _rejections(progress: Progress) -> tuple[Rejected, ...]:
                 judged.record.config, Rejected(judged.record.label, judged.record.config, judged.kind, judged.reason)
             )
     return tuple(rows.values())
-
-
-def _rejected(config: EngineConfig, kind: str, reason: str) -> Rejected:
-    return Rejected("confirmation", config, kind, reason)
 
 
 def _counts(progress: Progress) -> dict[str, int]:

@@ -12,7 +12,7 @@ from vopt.optimizer.compile_watch import COMPILED
 from vopt.optimizer.history import Arm, Stage
 from vopt.optimizer.judge import Judged, of_stage
 from vopt.optimizer.measurement import CLIENT_LIMITED
-from vopt.optimizer.progress import Progress
+from vopt.optimizer.progress import Progress, finalists
 from vopt.optimizer.recommend import Gain
 from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.verdict import ArmResult, Confirmation, against_baseline, drift
@@ -90,6 +90,19 @@ def doubted_breach(progress: Progress, seen: Confirmation) -> list[str]:
         return []
     tells = "more --rounds or a longer --window would tell"
     return [f"the baseline itself may break its limits: {words}. Chance may have done that; {tells}"]
+
+
+def next_choice(progress: Progress) -> list[str]:
+    """Which screened configuration is left when the finalist was refused: nobody confirmed it, but its command can be had."""
+    tried = {judged.record.config for judged in progress.history if judged.record.stage is Stage.CONFIRMATION}
+    left = next((config for config in finalists(progress) if config not in tried), None)
+    first = progress.first(left) if left is not None else None
+    if first is None:
+        return []
+    return [
+        f"trial {first.record.label} is the next best of the search and kept the limits there; nobody confirmed it. "
+        f"vopt export --trial {first.record.label} gives its command, vopt bench measures it"
+    ]
 
 
 def none_above(progress: Progress) -> str:

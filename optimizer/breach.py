@@ -83,6 +83,17 @@ def _figures(limit: Limit, starts: Sequence[Judged]) -> list[float]:
     return [value for record in records if record.metrics and (value := record.metrics.get(limit.metric)) is not None]
 
 
+def kind_of(goal: Goal, starts: Sequence[Judged], mean: Metrics | None, reference: Metrics | None) -> str:
+    """What refuses a finalist, as a failure kind, a load's end or ``limit:<metric>``."""
+    ended = next((start.kind for start in starts if start.kind and not ended_well(start.record)), "")
+    if ended:
+        return ended
+    if any(ARTEFACT in start.record.flags for start in starts):
+        return ARTEFACT
+    over = (x.metric for x in goal.limits if mean is not None and broken(mean, replace(goal, limits=(x,)), reference))
+    return f"limit:{next(over, 'success_rate')}"
+
+
 def possible(goal: Goal, starts: Sequence[Judged], mean: Metrics | None) -> str:
     """What the starts of a baseline break as far as their mean goes, where chance may have done it; empty when nothing."""
     lost = [start.reason for start in starts if not ended_well(start.record)]

@@ -352,6 +352,24 @@ def test_a_drifting_machine_is_named_and_widens_the_interval() -> None:
     assert answer.gain.low < answer.gain.ratio / 1.06
 
 
+def test_where_the_drift_alone_makes_the_interval_hold_no_gain_the_answer_says_so() -> None:
+    landscape = small_landscape(noise=0.001)
+
+    def evaluate(request: TrialRequest) -> TrialRecord:
+        record = landscape.evaluator(0)(request)
+        if request.stage is not Stage.CONFIRMATION or record.metrics is None:
+            return record
+        slower = {"tokens_per_s": record.metrics["tokens_per_s"] * 0.85}
+        return replace(record, metrics=replace(record.metrics, values={**record.metrics.values, **slower}))
+
+    answer, _ = run(landscape, evaluate=evaluate)
+    assert answer.verdict is Verdict.BETTER
+    assert answer.gain is not None
+    assert (answer.gain.low or 1) < 1
+    assert "only for the machine's drift" in answer.reason
+    assert any("takes its arms in turn" in note and "decide the verdict" in note for note in answer.notes)
+
+
 @pytest.mark.parametrize(
     ("trials", "labels"), [(6, []), (16, ["drift"]), pytest.param(32, ["drift-midway", "drift"], marks=pytest.mark.slow)]
 )
@@ -427,3 +445,29 @@ def test_published_trials_let_one_speculated_token_win_latency(name: str) -> Non
     assert answer.winner_config["speculative_config"] == {"method": "mtp", "num_speculative_tokens": 1}
     assert answer.gain is not None
     assert answer.gain.ratio > 1.05
+
+
+def test_a_finalist_refused_for_a_limit_is_rejected_by_it_and_the_next_one_is_named() -> None:
+    landscape = small_landscape()
+    goal = built_in_goal("throughput", limits=(parse_limit("p95_ttft_s<=500ms"),), guard=False)
+
+    def over(baseline: float, confirmed: float) -> Evaluate:
+        def evaluate(request: TrialRequest) -> TrialRecord:
+            record = landscape.evaluator(0)(request)
+            if record.metrics is None:
+                return record
+            served = confirmed if request.config else baseline
+            ttft = served if request.stage is Stage.CONFIRMATION else 0.4
+            return replace(record, metrics=replace(record.metrics, values={**record.metrics.values, "p95_ttft_s": ttft}))
+
+        return evaluate
+
+    kept, _ = run(landscape, evaluate=over(0.4, 0.7), goal=goal)
+    assert kept.verdict is Verdict.NO_GAIN
+    assert [row.kind for row in kept.rejected if row.label == "confirmation"] == ["limit:p95_ttft_s"]
+    none, _ = run(landscape, evaluate=over(0.9, 0.7), goal=goal)
+    assert none.verdict is Verdict.NOTHING_FEASIBLE
+    assert "p95_ttft_s 900 ms is above the limit 500 ms" in none.baseline_breaks
+    assert "p95_ttft_s 700 ms is above the limit 500 ms" in none.reason
+    for answer in (kept, none):
+        assert any("the next best of the search" in note and "vopt export --trial " in note for note in answer.notes)
