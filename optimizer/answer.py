@@ -19,6 +19,7 @@ from vopt.optimizer.answer_text import (
     next_choice,
     none_above,
     soak_text,
+    unjudged,
     vanished_gain,
     why,
 )
@@ -106,6 +107,7 @@ def _winner(progress: Progress, seen: Confirmation, arm: ArmResult, soak: Judged
             f"{bound.n} requests without a failure bound the failure share by {bound.upper_failure_share:.2%} only: "
             "longer windows or a soak are needed to show the limit itself"
         )
+    notes += unjudged(progress, seen)
     if any(start.record.status is LoadStatus.UNSTEADY for start in (*arm.starts, *seen.baseline.starts)):
         notes.append("the load was unsteady in some starts: their two halves disagreed")
     return Recommendation(

@@ -92,6 +92,14 @@ def doubted_breach(progress: Progress, seen: Confirmation) -> list[str]:
     return [f"the baseline itself may break its limits: {words}. Chance may have done that; {tells}"]
 
 
+def unjudged(progress: Progress, seen: Confirmation) -> list[str]:
+    """Says it when limits relative to the baseline had nothing to refer to."""
+    relative = [limit.text for limit in progress.setup.goal.limits if limit.relative_to_baseline]
+    if seen.baseline.metrics is not None or not relative:
+        return []
+    return [f"{', '.join(relative)}: not judged, since no start of the baseline in the confirmation came to its end"]
+
+
 def next_choice(progress: Progress) -> list[str]:
     """Which screened configuration is left when the finalist was refused: nobody confirmed it, but its command can be had."""
     tried = {judged.record.config for judged in progress.history if judged.record.stage is Stage.CONFIRMATION}
