@@ -63,6 +63,7 @@ def _registry() -> dict[str, MetricInfo]:
         MetricInfo("kv_peak", "ratio", down, "peak KV cache usage"),
         MetricInfo("preemptions", "count", down, "preemptions"),
         MetricInfo("queued_share", "ratio", down, "share of the window with requests waiting"),
+        MetricInfo("front_end_share", "ratio", down, "requests in flight that were not in the engine"),
         MetricInfo("full_budget_share", "ratio", down, "engine steps that filled the token budget"),
         MetricInfo("peak_running", "count", up, "most sequences running at once"),
         MetricInfo("acceptance_length", "tok/step", up, "tokens per verified step", "spec_decode_acceptance_length"),

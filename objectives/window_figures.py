@@ -117,6 +117,9 @@ def add_counters(
     running = [sample.running for sample in inside if sample.running is not None]
     if running:
         values["peak_running"] = float(max(running))
+    outside = _outside_engine(load.records, inside)
+    if outside is not None:
+        values["front_end_share"] = outside
     steps = ("engine_steps", "full_budget_steps")
     names = (*steps, "preemptions", "prefix_queries", "prefix_hits", "drafts", "draft_tokens", "accepted_tokens")
     grown = {name: _growth(load.samples, window, name) for name in names}
@@ -137,6 +140,27 @@ def add_counters(
     if known.get("draft_tokens") and "accepted_tokens" in known:
         values["acceptance_rate"] = known["accepted_tokens"] / known["draft_tokens"]
     return [f"the engine's counter of {name} ran backwards in the window (a restart?) and is not used" for name in backward]
+
+
+MORE_THAN_OURS = 0.05
+"""An engine that holds so much more than our requests in flight serves others too; less is two clocks that differ a little."""
+
+
+def _outside_engine(records: Sequence[RequestRecord], samples: Sequence[CounterSample]) -> float | None:
+    """The share of our requests in flight that the engine neither ran nor had waiting, over all ``samples``: they were in the
+    front end, on their way in or out. By Little's law the share of the E2E latency that is spent there.
+
+    ``None`` where the engine does not tell both, nothing was in flight, or the engine has others' requests too.
+    """
+    told = [(s.at_s, s.running + s.waiting) for s in samples if s.running is not None and s.waiting is not None]
+    sent = np.sort([record.sent_s for record in records])
+    ended = np.sort([record.ended_s for record in records])
+    at = [moment for moment, _ in told]
+    in_flight = int((np.searchsorted(sent, at, "right") - np.searchsorted(ended, at, "right")).sum())
+    if in_flight <= 0:
+        return None
+    share = 1 - sum(inside for _, inside in told) / in_flight
+    return None if share < -MORE_THAN_OURS else max(0.0, share)
 
 
 def _growth(samples: Sequence[CounterSample], window: LoadWindow, name: str) -> float | None:

@@ -10,8 +10,10 @@ from statistics import fmean
 
 from vopt.objectives.confidence import compare
 from vopt.objectives.records import LoadStatus
+from vopt.optimizer.answer_baseline import left_out, left_out_notes, repair_notes, repair_of
 from vopt.optimizer.answer_text import (
     by_limits,
+    caveats,
     doubted_breach,
     drift_notes,
     general_notes,
@@ -24,10 +26,12 @@ from vopt.optimizer.answer_text import (
     why,
 )
 from vopt.optimizer.breach import kind_of
+from vopt.optimizer.command import flags_text
+from vopt.optimizer.explain import EXPLAIN_STARTS, explain_label
 from vopt.optimizer.history import Stage
-from vopt.optimizer.judge import Judged, of_stage
+from vopt.optimizer.judge import Judged
 from vopt.optimizer.progress import Progress, finalists
-from vopt.optimizer.propose import EXPLAIN_STARTS, Finish, explain_label
+from vopt.optimizer.propose import Finish
 from vopt.optimizer.recommend import Gain, Override, Recommendation, Rejected, Verdict
 from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.verdict import (
@@ -41,6 +45,7 @@ from vopt.optimizer.verdict import (
     held_back,
     mean_metrics,
     refusal,
+    soak_of,
     success_bound,
     winner,
 )
@@ -48,6 +53,15 @@ from vopt.optimizer.verdict import (
 
 def recommend(progress: Progress, finish: Finish) -> Recommendation:
     """The answer to a finished search."""
+    answer = _answer(progress, finish)
+    if progress.baseline is None:
+        return answer
+    winner = answer.winner_config
+    notes = [*repair_notes(progress, winner), *(left_out_notes(progress, winner) if winner is not None else ())]
+    return replace(answer, repair=repair_of(progress), notes=(*answer.notes, *notes))
+
+
+def _answer(progress: Progress, finish: Finish) -> Recommendation:
     if finish.infeasible or progress.baseline is None:
         return _nothing_feasible(progress, finish.reason)
     seen = confirmation(progress)
@@ -60,7 +74,7 @@ def recommend(progress: Progress, finish: Finish) -> Recommendation:
 
 def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
     breaks = baseline_breach(progress, seen)
-    soak = next(iter(of_stage(progress.charged, Stage.SOAK)), None)
+    soak = soak_of(progress, seen.arms.finalist, seen.arms.lite)
     arm = winner(progress, seen)
     soak_failed = _refused_by_soak(progress, seen, arm or seen.finalist, soak)
     if arm is not None and not soak_failed:
@@ -71,7 +85,7 @@ def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
         nothing = _nothing_feasible(progress, reason)
         return replace(nothing, baseline_breaks=breaks, notes=(*next_choice(progress), *nothing.notes))
     gain = gain_of(progress, seen, seen.finalist)
-    fallen = progress.arms is None
+    fallen = seen.finalist.config in progress.failed_finalists
     if soak_failed:
         reason = f"the best configuration failed in its soak: {soak_failed}"
     elif fallen:
@@ -125,7 +139,7 @@ def _winner(progress: Progress, seen: Confirmation, arm: ArmResult, soak: Judged
         trials=_counts(progress),
         success=bound,
         soak=soak_text(progress, soak),
-        notes=(*meaning_notes(progress, arm.config), *notes, *general_notes(progress)),
+        notes=(*meaning_notes(progress, arm.config), *caveats(progress, arm.config), *notes, *general_notes(progress)),
         baseline_breaks=breaks,
     )
 
@@ -142,7 +156,7 @@ def _unconfirmed(progress: Progress) -> Recommendation:
         return _no_gain(progress, none_above(progress), None, base_metrics, [])
     best = ranked[0]
     starts = progress.starts_of(best, Stage.SEARCH, Stage.SCREENING)
-    soak = next(iter(of_stage(progress.charged, Stage.SOAK)), None)
+    soak = soak_of(progress, best)
     if soak is not None and (failed := _soak_failure(soak)):
         return _no_gain(progress, f"the best configuration failed in its soak: {failed}", None, base_metrics, [])
     merits = [start.merit for start in starts if start.merit is not None]
@@ -165,12 +179,15 @@ def _unconfirmed(progress: Progress) -> Recommendation:
         gain=moved,
         baseline_metrics=base_metrics,
         winner_metrics=metrics.values if metrics else {},
-        overrides=tuple(Override(name, value, True, "part of the best configuration") for name, value in _own(progress, best)),
+        overrides=(
+            *(Override(name, value, True, "part of the best configuration") for name, value in _own(progress, best)),
+            *left_out(progress, best),
+        ),
         rejected=_rejections(progress),
         trials=_counts(progress),
         success=success_bound(progress, best),
         soak=soak_text(progress, soak),
-        notes=(*meaning_notes(progress, best), *notes, *general_notes(progress)),
+        notes=(*meaning_notes(progress, best), *caveats(progress, best), *notes, *general_notes(progress)),
     )
 
 
@@ -197,7 +214,7 @@ def _no_gain(
         rejected=(*_rejections(progress), *extra),
         trials=_counts(progress),
         success=success_bound(progress, progress.baseline_config),
-        notes=(*said, *notes, *general_notes(progress)),
+        notes=(*said, *caveats(progress, progress.baseline_config), *notes, *general_notes(progress)),
     )
 
 
@@ -212,7 +229,7 @@ def _nothing_feasible(progress: Progress, reason: str) -> Recommendation:
     if measured:
         least = min(measured, key=lambda judged: sum(max(0.0, value) for value in judged.violations.values()))
         if least.reason:
-            notes.append(f"least violating: trial {least.record.label} {dict(least.record.config)}: {least.reason}")
+            notes.append(f"least violating: trial {least.record.label} ({flags_text(least.record.config)}): {least.reason}")
         notes += _closest_values(progress, measured)
     baseline = progress.baseline
     return Recommendation(
@@ -248,11 +265,11 @@ def _overrides(progress: Progress, seen: Confirmation, arm: ArmResult) -> tuple[
         if lite is not None and lite.get(name) != value:
             reason = "part of the winner: it earns less than the noise, but without it no gain is beyond the noise"
         rows.append(Override(name, value, kept, reason, _worth(progress, name, arm.values, seen) if kept else None))
-    return tuple(rows)
+    return (*rows, *left_out(progress, arm.config, lambda name: _worth(progress, name, arm.values, seen)))
 
 
 def _worth(progress: Progress, name: str, values: Sequence[float], seen: Confirmation) -> Gain | None:
-    labels = [explain_label(name, start) for start in range(1, EXPLAIN_STARTS + 1)]
+    labels = [explain_label(name, start, seen.arms.series) for start in range(1, EXPLAIN_STARTS + 1)]
     without = [start.value for label in labels if (start := progress.labelled(label)) and start.value]
     if not without:
         return None

@@ -12,7 +12,7 @@ from vopt.optimizer.compile_watch import COMPILED, REMEASURED
 from vopt.optimizer.evaluate import UNEXPECTED_HIT_RATE
 from vopt.optimizer.load.shares import CLIENT_PROCESSES
 from vopt.optimizer.load.source import RequestSource
-from vopt.optimizer.measurement import CLIENT_LIMITED
+from vopt.optimizer.measurement import CLIENT_LIMITED, FRONT_END_LIMITED, SCALE_OUT, front_end_limited
 from vopt.optimizer.report.blocks import Block, Column, Facts, Line, Table, TableMaker, plain_text
 from vopt.optimizer.report.wording import NONE, command_text, metric_label, metric_text, metric_unit, one_line, plural
 
@@ -78,6 +78,15 @@ def checks(loads: Sequence[MeasuredLoad], source: RequestSource) -> list[tuple[s
                 "about the engine; use a machine with more free cores, or more --client-processes with a server",
             )
         )
+    outside = [measured.metrics["front_end_share"] for measured in loads if front_end_limited(measured.metrics.values)]
+    if outside:
+        found.append(
+            (
+                FRONT_END_LIMITED,
+                f"up to {max(outside):.0%} of the requests in flight were outside the engine, in the front end: no engine "
+                f"argument makes that faster. {SCALE_OUT}",
+            )
+        )
     processes = dict.fromkeys(flag for measured in loads for flag in measured.load.flags if flag.startswith(CLIENT_PROCESSES))
     if processes:
         shared = " and ".join(flag.removeprefix(CLIENT_PROCESSES) for flag in processes)
@@ -88,9 +97,8 @@ def checks(loads: Sequence[MeasuredLoad], source: RequestSource) -> list[tuple[s
     compiled = sum(COMPILED in measured.load.flags for measured in loads)
     if compiled:
         found.append((COMPILED, f"{plural(compiled, 'load')} had kernels compiled in the window, which the figures hold too"))
-    reuses = source.shared_prefixes or source.header_at or source.turns
     hits = max((measured.metrics.get("prefix_hit_rate") or 0.0 for measured in loads), default=0.0)
-    if not reuses and hits >= UNEXPECTED_HIT_RATE:
+    if not source.reuses and hits >= UNEXPECTED_HIT_RATE:
         found.append((UNEXPECTED_HITS, f"{hits:.1%} of the prompt tokens came from the prefix cache, though no prompt repeats"))
     least = min((measured.metrics.get("success_rate") for measured in loads), key=lambda share: 1.0 if share is None else share)
     if least is not None and least < DEFAULT_MIN_SUCCESS:

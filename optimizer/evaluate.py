@@ -20,7 +20,7 @@ from vopt.optimizer.history import SAMPLED_STAGES, Arm, FailureSummary, Stage, T
 from vopt.optimizer.interruption import Interruption
 from vopt.optimizer.load.plan import LoadPlan, Tick
 from vopt.optimizer.load.source import RequestSource
-from vopt.optimizer.measurement import CLIENT_LIMITED, STALL_FACTOR, Asked, Measurement
+from vopt.optimizer.measurement import CLIENT_LIMITED, FRONT_END_LIMITED, STALL_FACTOR, Asked, Measurement, front_end_limited
 from vopt.optimizer.raw_records import RECORDS, SECOND_RECORDS, SIMULATED_CHUNKS, drop_last_raw, write_records
 from vopt.optimizer.second_load import PLAN, found_plan, joined, second_source, worse_status
 from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Measured, Outcome, Phase, Started, TrialSpec
@@ -295,10 +295,12 @@ class Evaluator:
         acceptance = _acceptance_rate(load)
         if self.bench.dummy_weights and acceptance is not None and acceptance > ARTEFACT_ACCEPTANCE:
             flags.append("artefact_acceptance")
-        if metrics and not self.bench.source.shared_prefixes and (metrics.get("prefix_hit_rate") or 0.0) >= UNEXPECTED_HIT_RATE:
+        if metrics and not self.bench.source.reuses and (metrics.get("prefix_hit_rate") or 0.0) >= UNEXPECTED_HIT_RATE:
             flags.append("unexpected_prefix_hits")
         if load is not None and load.client.limited:
             flags.append(CLIENT_LIMITED)
+        if metrics and front_end_limited(metrics.values):
+            flags.append(FRONT_END_LIMITED)
         return tuple(flags)
 
 

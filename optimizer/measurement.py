@@ -13,6 +13,17 @@ SHORTEST_WINDOW_S = 60.0
 STALL_FACTOR = 3.0
 CLIENT_LIMITED = "client_limited"
 """Flag of a start or a bench whose load the client bounded, not the engine."""
+FRONT_END_LIMITED = "front_end_limited"
+"""Flag of a start or a bench whose requests spent ``FRONT_END_BOUND`` of their time or more outside the engine."""
+FRONT_END_BOUND = 0.15
+"""Qwen3-8B, 256 in flight, H200, vLLM 0.22.1: 0.02 in-process, about 0.4 behind an API server that could not keep up."""
+SCALE_OUT = "More API server processes may (vllm serve … --api-server-count 2)"
+"""What helps a front end that is the limit; 0.20 to 0.33 have it."""
+
+
+def front_end_limited(values: Mapping[str, float]) -> bool:
+    """Whether so many requests in flight were outside the engine that its arguments are not what bounds the load."""
+    return values.get("front_end_share", 0.0) >= FRONT_END_BOUND
 
 
 @dataclass(frozen=True, slots=True)

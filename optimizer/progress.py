@@ -5,13 +5,16 @@ Everything here follows from the setup and the history alone, so a search that w
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from vopt.objectives.confidence import levels
 from vopt.objectives.front import front, knee_order
 from vopt.objectives.goals import Goal
+from vopt.optimizer.arms import MOST_ROUNDS, Arms, arms_of, series_of
 from vopt.optimizer.history import Arm, Stage
 from vopt.optimizer.judge import Judged, of_stage
 from vopt.optimizer.lite import lite_config
@@ -19,6 +22,10 @@ from vopt.optimizer.opening import Change, Opening, opening, switched_off
 from vopt.optimizer.repair import repair
 from vopt.optimizer.setup import REPAIRS, SearchSetup
 from vopt.optimizer.trial import EngineConfig
+from vopt.search_spaces.learned import OUT_OF_MEMORY
+from vopt.search_spaces.memory import Possible
+from vopt.search_spaces.parameter import Point, same
+from vopt.search_spaces.relief import Fit
 from vopt.search_spaces.space import SearchSpace
 
 SCREENED = 3  # configurations that get a second start
@@ -51,11 +58,22 @@ class Progress:
             last = self.first(tried[-1])
             if last is None or last.record.failure is None:
                 break
-            repaired = repair(self.setup, tried[-1], last)
+            repaired = repair(self.setup, tried[-1], last, self._fit)
             if repaired is None or repaired in tried:
                 break
             tried.append(repaired)
         return tuple(tried)
+
+    @property
+    def _fit(self) -> Fit | None:
+        """Whether memory surely suffices for a configuration, from the starts so far."""
+        return self.setup.fits([judged.record for judged in self.searched]) if self.setup.fits is not None else None
+
+    @cached_property
+    def repaired(self) -> EngineConfig:
+        """What the repairs of the baseline changed; empty where it came up as given."""
+        given = self.setup.baseline
+        return EngineConfig({name: value for name, value in self.baseline_config.items() if given.get(name) != value})
 
     @cached_property
     def arms(self) -> Arms | None:
@@ -64,16 +82,59 @@ class Progress:
         return _arms(self)
 
     @cached_property
-    def fallen(self) -> tuple[Judged, ...]:
-        """Of every finalist that failed in its confirmation, the start that failed, in the order in which they were tried."""
-        return _fallen(self)
+    def before(self) -> frozenset[str]:
+        """Labels of what was measured before the search was last reopened; none where it never was."""
+        return next((budget.starts for budget in reversed(self.setup.earlier) if budget.reopened), frozenset())
+
+    @cached_property
+    def later(self) -> tuple[Judged, ...]:
+        """The starts since the search was last reopened; all of them where it never was."""
+        return tuple(judged for judged in self.history if judged.record.label not in self.before)
 
     @property
-    def last_arms(self) -> Arms | None:
-        """The confirmation in course, else the last one that failed; ``None`` before the first."""
-        if self.arms is not None or not self.fallen:
-            return self.arms
-        return Arms(self.fallen[-1].record.config, None, len(self.fallen))
+    def searched_before(self) -> int:
+        """How many configurations had been searched when more trials were asked for; 0 where they never were."""
+        fewer = [earlier.starts for earlier in self.setup.earlier if earlier.trials < self.setup.budget.trials]
+        return sum(judged.record.label in fewer[-1] for judged in self.searched) if fewer else 0
+
+    @cached_property
+    def earlier_arms(self) -> tuple[Arms, ...]:
+        """The confirmations from before the search was last reopened, in order, without those whose finalist failed."""
+        found = arms_of(
+            start.record for start in of_stage(self.charged, Stage.CONFIRMATION) if start.record.label in self.before
+        )
+        return tuple(arms for arms in found if arms.finalist not in self.failed_finalists)
+
+    @cached_property
+    def failed_finalists(self) -> frozenset[EngineConfig]:
+        starts = of_stage(self.charged, Stage.CONFIRMATION)
+        return frozenset(s.record.config for s in starts if s.record.arm is Arm.FINALIST and s.record.failure is not None)
+
+    @cached_property
+    def fallen(self) -> tuple[Judged, ...]:
+        """Of every finalist that failed in its confirmation, the start that failed, in the order in which they were tried."""
+        starts = [start for start in of_stage(self.charged, Stage.CONFIRMATION) if start.record.arm is Arm.FINALIST]
+        first: dict[EngineConfig, Judged] = {}
+        for start in starts:
+            if start.record.failure is not None:
+                first.setdefault(start.record.config, start)
+        return tuple(first.values())
+
+    @property
+    def fallen_arms(self) -> Arms | None:
+        """The last confirmation whose finalist failed; ``None`` where none did."""
+        found = arms_of(start.record for start in of_stage(self.charged, Stage.CONFIRMATION))
+        return next((arms for arms in reversed(found) if arms.finalist in self.failed_finalists), None)
+
+    def rounds_of(self, arms: Arms) -> int:
+        """How many rounds a confirmation has: as many as are asked for, and never fewer than were begun."""
+        asked = self.setup.budget.rounds
+        return max((n for n in range(asked + 1, MOST_ROUNDS + 1) if any(map(self.labelled, arms.labels(n)))), default=asked)
+
+    def levels_of(self, arms: Arms) -> dict[int, float]:
+        """The rounds after which a confirmation looks, with their levels: by its first plan and what was asked for after it."""
+        given = [e.rounds for e in self.setup.earlier if arms.label(e.rounds, Arm.FINALIST) in e.starts]
+        return levels([*given, self.rounds_of(arms)])
 
     @property
     def baseline_config(self) -> EngineConfig:
@@ -88,11 +149,14 @@ class Progress:
     @cached_property
     def opening(self) -> Opening:
         """The space as the counters of this study's own starts opened it."""
-        baseline = self.baseline
+        baseline, space = self.baseline, self.setup.space
+        for name in self.repaired:
+            space = space.reopen(name, "the baseline does not start without it")
         return opening(
-            self.setup.space,
+            space,
             baseline.record if baseline is not None else None,
             (judged.record for judged in self.searched if judged.record.failure is None),
+            starved=any(str(failure.kind) in OUT_OF_MEMORY for judged in self.searched if (failure := judged.record.failure)),
         )
 
     @property
@@ -102,16 +166,34 @@ class Progress:
 
     @cached_property
     def effective(self) -> SearchSetup:
-        """The setup with the dimensions that evidence reopened, and with what a repair had to change outside the space:
-        every configuration carries it."""
+        """The setup with the dimensions that evidence reopened, and with what a repair had to change: every configuration
+        carries it that would not start without, and no other. Dimensions among it are the seeds' and the pinned ones' alone;
+        proposals depart from what ran."""
         setup = replace(self.setup, space=self.opening.space)
-        repaired = self.baseline_config
-        changed = {
-            name: value
-            for name, value in repaired.items()
-            if self.setup.baseline.get(name) != value and name not in self.setup.space.names
-        }
-        return replace(setup, fixed=setup.fixed | changed) if changed else setup
+        if not self.repaired:
+            return setup
+        fit, given = self._fit, self.setup.space.facts.get("set", {})
+        failed = {judged.record.config for judged in self.searched if judged.record.failure is not None}
+
+        def starts(config: EngineConfig) -> bool:
+            return config not in failed and fit is not None and fit({**given, **config}) is Possible.CAN
+
+        inside = [name for name in self.repaired if name in setup.space]
+        setup = replace(setup, relief=self.repaired.without(*inside), starts=starts)
+        # Where the command in use named the value that failed, vLLM's own is not known to fail.
+        within = {name: self.repaired[name] for name in inside if name not in self.setup.baseline}
+        pinned = (replace(pin, config=_with_missing(pin.config, within, starts)) for pin in setup.pinned)
+        seeds = (replace(seed, point=self._relieved(setup, seed.point, within)) for seed in setup.space.seeds)
+        return replace(setup, pinned=tuple(pinned), space=replace(setup.space, seeds=tuple(seeds)))
+
+    def _relieved(self, setup: SearchSetup, point: Point, within: Mapping[str, Any]) -> Point:
+        """A seed's point, with the repaired dimensions where it leaves them alone, would not start and breaks nothing by it."""
+        default = setup.space.default_point()
+        moved = {**point, **{name: value for name, value in within.items() if same(point[name], default[name])}}
+        needed = not (
+            setup.starts is not None and setup.starts(EngineConfig({**setup.fixed, **setup.space.full_config(point)}))
+        )
+        return moved if needed and not setup.space.violations(moved) else point
 
     @cached_property
     def space(self) -> SearchSpace:
@@ -146,6 +228,11 @@ class Progress:
     def labelled(self, label: str) -> Judged | None:
         return next((judged for judged in reversed(self.charged) if judged.record.label == label), None)
 
+    def made(self, label: str, config: EngineConfig) -> Judged | None:
+        """The start of this label, if it was this configuration that was started."""
+        start = self.labelled(label)
+        return start if start is not None and start.record.config == config else None
+
 
 def candidates(progress: Progress) -> list[Judged]:
     """Configurations that may be the finalist, best first by their first start: not the baseline, steady unless nothing is,
@@ -159,6 +246,12 @@ def candidates(progress: Progress) -> list[Judged]:
         mine = [judged for judged in mine if judged.merit is not None and judged.merit >= floor]
     mine = sorted(mine, key=lambda judged: -(judged.merit or 0.0))
     return _by_knee(progress, [(judged, [judged]) for judged in mine]) if progress.setup.goal.objectives else mine
+
+
+def _with_missing(config: EngineConfig, within: Mapping[str, Any], starts: Callable[[EngineConfig], bool]) -> EngineConfig:
+    """A pinned configuration with the repaired dimensions that it does not name itself, where it would not start."""
+    missing = {name: value for name, value in within.items() if name not in config}
+    return config if starts(config) else config | missing
 
 
 T = TypeVar("T")
@@ -212,36 +305,16 @@ def finalists(progress: Progress) -> list[EngineConfig]:
     return [config for _, config, _ in ranked]
 
 
-@dataclass(frozen=True, slots=True)
-class Arms:
-    """The arms of one confirmation. ``lite`` is ``None`` where it would equal the finalist or the baseline."""
-
-    finalist: EngineConfig
-    lite: EngineConfig | None
-    attempt: int
-
-    def label(self, round_: int, arm: Arm) -> str:
-        again = f"-{self.attempt}" if self.attempt > 1 and arm is not Arm.BASELINE else ""
-        return f"confirm-{round_}-{arm}{again}"
-
-
 def _arms(progress: Progress) -> Arms | None:
-    attempt = len(progress.fallen)
-    tried = finalists(progress)[:_CONFIRMATION_TRIES]
-    if attempt >= len(tried):
-        return None
-    finalist = tried[attempt]
-    lite = lite_config(progress.effective, finalist, progress.baseline_config, progress.searched)
-    return Arms(finalist, None if lite in tried[:attempt] else lite, attempt + 1)
-
-
-def _fallen(progress: Progress) -> tuple[Judged, ...]:
-    failed: list[Judged] = []
+    """The confirmation of the best finalist that has not failed in one: the one that it has, else a new one, whose every start
+    is a fresh one (those of before the search was reopened belong to another finalist)."""
+    numbers = [series_of(start.record.label) for start in progress.charged if start.record.label in progress.before]
     for attempt, finalist in enumerate(finalists(progress)[:_CONFIRMATION_TRIES], start=1):
-        labels = [Arms(finalist, None, attempt).label(n, Arm.FINALIST) for n in range(1, progress.setup.budget.rounds + 1)]
-        starts = [start for label in labels if (start := progress.labelled(label)) is not None]
-        dead = next((start for start in starts if start.record.failure is not None), None)
-        if dead is None:
-            break
-        failed.append(dead)
-    return tuple(failed)
+        if finalist in progress.failed_finalists:
+            continue
+        for known in progress.earlier_arms:
+            if known.finalist == finalist:
+                return known
+        lite = lite_config(progress.effective, finalist, progress.baseline_config, progress.searched)
+        return Arms(finalist, None if lite in progress.failed_finalists else lite, attempt, 1 + max(numbers, default=0))
+    return None

@@ -6,20 +6,22 @@ Order: baseline (repaired if it must be), pinned configurations, seeds, proposal
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vopt.objectives.confidence import looks
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer import schedule
+from vopt.optimizer.arms import Arms, series_suffix
 from vopt.optimizer.breach import LOST_FOR_CERTAIN
+from vopt.optimizer.command import flags_text
+from vopt.optimizer.explain import next_explained
 from vopt.optimizer.history import Arm, Stage
 from vopt.optimizer.judge import ARTEFACT, STOPPED_EARLY, Judged, margins, of_stage
 from vopt.optimizer.moves import Observation
-from vopt.optimizer.progress import SCREENED, Arms, Progress, candidates, objective_merits
+from vopt.optimizer.progress import SCREENED, Progress, candidates, objective_merits
 from vopt.optimizer.setup import SHORT_SEARCH, SearchSetup
 from vopt.optimizer.trial import EngineConfig, Phase
-from vopt.optimizer.verdict import provisional_winner, settled
+from vopt.optimizer.verdict import confirmation, provisional_winner, settled, soak_of
 from vopt.search_spaces.learned import OUT_OF_MEMORY
 from vopt.search_spaces.space import Point
 
@@ -91,7 +93,7 @@ def _search(progress: Progress) -> Step | None:
 
 
 def _later_stage_began(progress: Progress) -> bool:
-    return any(judged.record.stage is not Stage.SEARCH and judged.record.label != MIDWAY for judged in progress.history)
+    return any(judged.record.stage is not Stage.SEARCH and judged.record.label != MIDWAY for judged in progress.later)
 
 
 def trials_left(progress: Progress) -> int:
@@ -121,7 +123,7 @@ def _time_for_one_more(progress: Progress) -> bool:
 def queue(progress: Progress) -> Iterator[Run]:
     """Pinned configurations and seeds that are not measured yet, those that share a compile key next to each other."""
     setup = progress.effective
-    wanted = [(EngineConfig({**setup.fixed, **pin.config}), pin.reason) for pin in setup.pinned]
+    wanted = [(setup.relieved(EngineConfig({**setup.fixed, **pin.config})), pin.reason) for pin in setup.pinned]
     seeds = [(setup.config(seed.point), seed.reason) for seed in setup.space.seeds if allowed(progress, seed.point)]
     measured = sum(judged.record.config in {config for config, _ in seeds} for judged in progress.searched)
     fresh = [(config, reason) for config, reason in seeds if config not in progress.seen]
@@ -133,8 +135,9 @@ def queue(progress: Progress) -> Iterator[Run]:
 
 
 def _seeds_measured(progress: Progress) -> int:
-    seeds = {progress.effective.config(seed.point) for seed in progress.effective.space.seeds}
-    pinned = {EngineConfig({**progress.effective.fixed, **pin.config}) for pin in progress.setup.pinned}
+    setup = progress.effective
+    seeds = {setup.config(seed.point) for seed in setup.space.seeds}
+    pinned = {setup.relieved(EngineConfig({**setup.fixed, **pin.config})) for pin in setup.pinned}
     skipped = pinned | {progress.baseline_config}
     return len({judged.record.config for judged in progress.searched} & (seeds - skipped))
 
@@ -215,12 +218,12 @@ def _doubt(judged: Judged, margin: float) -> float | None:
 
 
 def out_of_patience(progress: Progress) -> bool:
-    """Whether the last ``patience`` proposals brought nothing above the noise over the best before them. Of several objectives
-    one of them may have gained: then the whole budget is used."""
+    """Whether the last ``patience`` proposals brought nothing above the noise over the best before them; whoever asks for more
+    trials has patience anew. Of several objectives one of them may have gained: then the whole budget is used."""
     if progress.setup.goal.objectives:
         return False
     patience, noise = progress.setup.budget.patient_for, progress.setup.restart_noise
-    first = 1 + len(progress.setup.pinned) + min(SEEDS, len(progress.setup.space.seeds))
+    first = max(1 + len(progress.setup.pinned) + min(SEEDS, len(progress.setup.space.seeds)), progress.searched_before)
     merits = [judged.merit if judged.may_win and judged.merit is not None else None for judged in progress.searched]
     best, since = None, 0
     for position, (judged, merit) in enumerate(zip(progress.searched, merits, strict=True)):
@@ -232,7 +235,7 @@ def out_of_patience(progress: Progress) -> bool:
 
 
 def _difference(before: EngineConfig, after: EngineConfig) -> str:
-    return ", ".join(f"{name} = {value!r}" for name, value in after.items() if before.get(name) != value)
+    return flags_text({name: value for name, value in after.items() if before.get(name) != value})
 
 
 MIDWAY = "drift-midway"
@@ -264,7 +267,7 @@ def _drift(progress: Progress) -> Step | None:
 
 def _screening(progress: Progress) -> Step | None:
     budget = progress.setup.budget
-    if of_stage(progress.history, Stage.CONFIRMATION, Stage.SOAK, Stage.EXPLAIN):
+    if of_stage(progress.later, Stage.CONFIRMATION, Stage.SOAK, Stage.EXPLAIN):
         return None
     top = candidates(progress)[: min(SCREENED, budget.screening)]
     if len(top) < 2 and budget.rounds:
@@ -276,19 +279,19 @@ def _screening(progress: Progress) -> Step | None:
 
 
 def _confirmation(progress: Progress) -> Step | None:
-    rounds = progress.setup.budget.rounds
-    tried = progress.arms if rounds else None
+    tried = progress.arms if progress.setup.budget.rounds else None
     if tried is None:
         return None
+    rounds, levels = progress.rounds_of(tried), progress.levels_of(tried)
     for round_ in range(1, rounds + 1):
         order = [Arm.BASELINE, Arm.FINALIST, Arm.LITE]
         for arm in order if round_ % 2 else reversed(order):
             config = {Arm.BASELINE: progress.baseline_config, Arm.FINALIST: tried.finalist, Arm.LITE: tried.lite}[arm]
             label = tried.label(round_, arm)
-            if config is None or progress.labelled(label) is not None or _dead(progress, tried, arm, label):
+            if config is None or progress.made(label, config) is not None or _dead(progress, tried, arm, label):
                 continue
             return Run(config, Stage.CONFIRMATION, f"confirmation round {round_} of {rounds}: {arm}", label, arm)
-        if round_ in looks(rounds) and settled(progress, round_):
+        if round_ in levels and settled(progress, round_):
             return None
     return None
 
@@ -296,51 +299,29 @@ def _confirmation(progress: Progress) -> Step | None:
 def _dead(progress: Progress, tried: Arms, arm: Arm, label: str) -> bool:
     """Whether an arm is out: starts of it failed for its own fault, or infrastructure failed this start too often. One failure
     refuses what is new; what everything is compared with gets another start, so that a single accident decides nothing."""
-    starts = (progress.labelled(tried.label(n, arm)) for n in range(1, progress.setup.budget.rounds + 1))
+    starts = (progress.labelled(tried.label(n, arm)) for n in range(1, progress.rounds_of(tried) + 1))
     failed = sum(start is not None and start.record.failure is not None for start in starts)
     tries = sum(judged.record.label == label for judged in progress.history)
     return failed >= (LOST_FOR_CERTAIN if arm is Arm.BASELINE else 1) or tries >= 2
 
 
 def _soak(progress: Progress) -> Step | None:
-    if not progress.setup.budget.soak_s or of_stage(progress.charged, Stage.SOAK) or _tries(progress, "soak") >= 2:
-        return None
-    winner = provisional_winner(progress)
+    winner = provisional_winner(progress) if progress.setup.budget.soak_s else None
     if winner is None:
         return None
-    return Run(winner, Stage.SOAK, "soak: the winner at peak load", "soak")
+    seen = confirmation(progress)
+    if soak_of(progress, winner, *((seen.arms.finalist, seen.arms.lite) if seen is not None else ())) is not None:
+        return None
+    earlier = {judged.record.label for judged in of_stage(progress.charged, Stage.SOAK)}  # those of other winners
+    label = f"soak{series_suffix(1 + len(earlier))}"
+    return None if _tries(progress, label) >= 2 else Run(winner, Stage.SOAK, "soak: the winner at peak load", label)
 
 
 def _tries(progress: Progress, label: str) -> int:
     return sum(judged.record.label == label for judged in progress.history)
 
 
-EXPLAIN_STARTS = 2  # of each flag left out
-
-
-def explain_label(name: str, start: int) -> str:
-    return f"explain-{name.replace(':', '-')}-{start}"
-
-
 def _explain(progress: Progress) -> Step | None:
     """Each override of the winner left out, one at a time, for those who want to pay for it."""
-    winner = provisional_winner(progress) if progress.setup.explain else None
-    if winner is None:
-        return None
-    for start in range(1, EXPLAIN_STARTS + 1):
-        for name in dropped_one_by_one(progress, winner):
-            label = explain_label(name, start)
-            if not _tries(progress, label):
-                return Run(winner.without(name), Stage.EXPLAIN, f"explain: the winner without {name}", label)
-    return None
-
-
-def explain_starts(progress: Progress) -> int:
-    """How many engine starts explaining the winner takes in all."""
-    winner = provisional_winner(progress)
-    return EXPLAIN_STARTS * len(dropped_one_by_one(progress, winner)) if winner is not None else 0
-
-
-def dropped_one_by_one(progress: Progress, winner: EngineConfig) -> Sequence[str]:
-    """Names of the winner's overrides that the baseline does not carry."""
-    return [name for name, value in winner.items() if progress.baseline_config.get(name) != value]
+    missing = next_explained(progress) if progress.setup.explain else None
+    return Run(missing.config, Stage.EXPLAIN, missing.reason, missing.label) if missing is not None else None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from vopt.objectives.confidence import (
+    ALPHA_FURTHER,
     Comparison,
     compare,
     failure_share_lower,
@@ -20,9 +21,10 @@ from vopt.objectives.confidence import (
 )
 from vopt.objectives.metrics import Metrics
 from vopt.optimizer import breach
+from vopt.optimizer.arms import Arms
 from vopt.optimizer.history import Arm, Stage, TrialRecord
 from vopt.optimizer.judge import ARTEFACT, Judged, of_stage
-from vopt.optimizer.progress import Arms, Progress, finalists
+from vopt.optimizer.progress import Progress, finalists
 from vopt.optimizer.recommend import Gain, SuccessBound
 from vopt.optimizer.trial import EngineConfig
 
@@ -46,7 +48,7 @@ class ArmResult:
 @dataclass(frozen=True, slots=True)
 class Confirmation:
     """The confirmation up to one round. ``lite`` is ``None`` without a lite arm; ``comparison`` is finalist against baseline
-    (``None``: one of them has no start that counts)."""
+    (``None``: one of them has no start that counts), its bound at the one-sided ``level`` of this look."""
 
     arms: Arms
     rounds: int
@@ -54,6 +56,7 @@ class Confirmation:
     finalist: ArmResult
     lite: ArmResult | None
     comparison: Comparison | None
+    level: float
 
     @property
     def all_values(self) -> list[tuple[float, ...]]:
@@ -75,25 +78,47 @@ def mean_metrics(records: Sequence[TrialRecord]) -> Metrics | None:
 
 
 def confirmation(progress: Progress, up_to: int | None = None) -> Confirmation | None:
-    """The confirmation in course, or the last one that failed, up to a round (default: all rounds begun); ``None`` before its
-    first start."""
-    tried = progress.last_arms if progress.setup.budget.rounds else None
-    if tried is None or not of_stage(progress.charged, Stage.CONFIRMATION):
+    """The confirmation in course up to a round (default: all rounds begun); ``None`` before its first start. Where every
+    finalist failed, the last of their confirmations.
+
+    In a study that was given more trials after a confirmation: without ``up_to`` the confirmation that the answer rests on.
+    That is one that shows a better finalist, of several the one with the highest bound, else the last.
+    """
+    tried = progress.arms
+    seen = _seen(progress, tried, up_to) if tried is not None else None
+    if up_to is not None:
+        return seen
+    others = [arms for arms in progress.earlier_arms if tried is None or arms.finalist != tried.finalist]
+    found = [one for one in (*(_seen(progress, arms, None) for arms in others), seen) if one is not None]
+    won = [one for one in found if winner(progress, one, soak_to_come=_soak_to_come(progress, one))] if others else []
+    if won:
+        return max(won, key=lambda one: (one.comparison.bound if one.comparison else None) or 0.0)
+    if not found and progress.fallen_arms is not None:
+        return _seen(progress, progress.fallen_arms, None)
+    return found[-1] if found else None
+
+
+def _seen(progress: Progress, tried: Arms, up_to: int | None) -> Confirmation | None:
+    planned = progress.rounds_of(tried)
+    rounds = up_to or planned
+    begun = max((n for n in range(1, rounds + 1) if any(map(progress.labelled, tried.labels(n)))), default=0)
+    if not begun:
         return None
-    rounds = up_to or progress.setup.budget.rounds
     configs = {Arm.BASELINE: progress.baseline_config, Arm.FINALIST: tried.finalist, Arm.LITE: tried.lite}
     results = {arm: _arm(progress, tried, arm, config, rounds) for arm, config in configs.items() if config is not None}
     everything = [result.values for result in results.values() if result.values]
     baseline, finalist = results[Arm.BASELINE], results[Arm.FINALIST]
+    levels = progress.levels_of(tried)
+    level = levels.get(up_to or begun, levels.get(planned, ALPHA_FURTHER))
     comparison = None
     if baseline.values and finalist.values:
-        comparison = compare(finalist.values, baseline.values, everything, progress.setup.goal.direction)
-    begun = max((n for n in range(1, rounds + 1) if progress.labelled(tried.label(n, Arm.BASELINE))), default=0)
-    return Confirmation(tried, begun, baseline, finalist, results.get(Arm.LITE), comparison)
+        comparison = compare(finalist.values, baseline.values, everything, progress.setup.goal.direction, alpha=level)
+    return Confirmation(tried, begun, baseline, finalist, results.get(Arm.LITE), comparison, level)
 
 
 def _arm(progress: Progress, tried: Arms, arm: Arm, config: EngineConfig, rounds: int) -> ArmResult:
-    labelled = (progress.labelled(tried.label(n, arm)) for n in range(1, rounds + 1))
+    """One arm, of the starts of its own configuration: a label says where a start stands, not what was started."""
+    labelled = (progress.made(tried.label(n, arm), config) for n in range(1, rounds + 1))
     starts = tuple(start for start in labelled if start is not None)
     failure = next((start.reason for start in starts if not breach.ended_well(start.record)), "")
     ended = [start for start in starts if start.value is not None and breach.ended_well(start.record)]
@@ -145,6 +170,12 @@ def refusal(progress: Progress, result: ArmResult, baseline: ArmResult, *, soak_
 def failure_allowance(progress: Progress) -> float | None:
     limit = breach.success_limit(progress.setup.goal)
     return None if limit is None else 1 - limit.value
+
+
+def soak_of(progress: Progress, *configs: EngineConfig | None) -> Judged | None:
+    """The soak of one of these configurations, the last of several; ``None`` before there was one."""
+    soaks = of_stage(progress.charged, Stage.SOAK)
+    return next((soak for soak in reversed(list(soaks)) if soak.record.config in configs), None)
 
 
 def success_bound(progress: Progress, config: EngineConfig) -> SuccessBound | None:
@@ -205,9 +236,12 @@ def provisional_winner(progress: Progress) -> EngineConfig | None:
         ranked = finalists(progress)
         return ranked[0] if ranked and beats_baseline_unconfirmed(progress, ranked[0]) else None
     seen = confirmation(progress)
-    coming = bool(progress.setup.budget.soak_s) and not of_stage(progress.charged, Stage.SOAK)
-    arm = winner(progress, seen, soak_to_come=coming) if seen is not None else None
+    arm = winner(progress, seen, soak_to_come=_soak_to_come(progress, seen)) if seen is not None else None
     return arm.config if arm is not None else None
+
+
+def _soak_to_come(progress: Progress, seen: Confirmation) -> bool:
+    return bool(progress.setup.budget.soak_s) and soak_of(progress, seen.arms.finalist, seen.arms.lite) is None
 
 
 def beats_baseline_unconfirmed(progress: Progress, config: EngineConfig) -> bool:
@@ -223,7 +257,7 @@ def against_baseline(progress: Progress, seen: Confirmation, arm: ArmResult) -> 
     """An arm against the baseline, with the spread of all arms; ``None``: one of them has no start that counts."""
     if not arm.values or not seen.baseline.values:
         return None
-    return compare(arm.values, seen.baseline.values, seen.all_values, progress.setup.goal.direction)
+    return compare(arm.values, seen.baseline.values, seen.all_values, progress.setup.goal.direction, alpha=seen.level)
 
 
 def gain_of(progress: Progress, seen: Confirmation, arm: ArmResult) -> Gain | None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vopt.objectives.records import LoadStatus
+from vopt.optimizer.arms import series_of
+from vopt.optimizer.command import flags_text
 from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord
 from vopt.optimizer.judge import SOAK_ENDINGS
 from vopt.optimizer.recommend import Gain, Recommendation, Rejected, Verdict
@@ -161,7 +163,16 @@ class StudyView:
     def _finalist(self) -> tuple[TrialRecord, ...]:
         if self.answer is None or self.answer.winner_config is not None:
             return ()
-        return tuple(trial for trial in self.trials if trial.arm is Arm.FINALIST and trial.metrics and not trial.failure)
+        return tuple(trial for trial in self.confirmed if trial.arm is Arm.FINALIST)
+
+    @property
+    def confirmed(self) -> tuple[TrialRecord, ...]:
+        """The measured starts of the confirmation that the answer rests on: the winner's, else the last. A study that was
+        given more trials after its confirmation may have had several, and these share no start."""
+        starts = [t for t in self.trials if t.stage is Stage.CONFIRMATION and t.metrics and not t.failure]
+        winner = self.answer.winner_config if self.answer else None
+        mine = [t for t in starts if t.config == winner and t.arm is not Arm.BASELINE] or starts
+        return tuple(t for t in starts if series_of(t.label) == series_of(mine[-1].label))
 
     def arm(self, *, winner: bool) -> tuple[TrialRecord, ...]:
         """The starts that the figures of an arm rest on: its confirmation, else every start of that configuration."""
@@ -170,12 +181,19 @@ class StudyView:
             return ()
         if winner:
             same = [trial for trial in self.trials if trial.config == config and trial.metrics and not trial.failure]
-            confirmed = [trial for trial in same if trial.stage is Stage.CONFIRMATION and trial.arm is not Arm.BASELINE]
+            confirmed = [trial for trial in self.confirmed if trial.config == config and trial.arm is not Arm.BASELINE]
             decided = [trial for trial in same if trial.stage in (Stage.SEARCH, Stage.SCREENING)]
             return _one_arm(confirmed) or tuple(decided)
-        confirmed = [trial for trial in self.trials if trial.arm is Arm.BASELINE and trial.metrics and not trial.failure]
-        first = [trial for trial in self.searched[:1] if trial.metrics]
-        return tuple(confirmed or first)
+        confirmed = [trial for trial in self.confirmed if trial.arm is Arm.BASELINE]
+        first = self.baseline_start
+        return tuple(confirmed or ([first] if first is not None and first.metrics else []))
+
+    @property
+    def baseline_start(self) -> TrialRecord | None:
+        """The baseline's first start: as given, else as repaired, since nothing else is started before it comes up."""
+        if self.answer is not None and self.answer.repair is None:
+            return next(iter(self.searched), None)
+        return next((trial for trial in self.searched if trial.failure is None), None)
 
     def compared(self) -> tuple[Comparison, ...]:
         """Baseline against ``challenger`` on every metric that either has."""
@@ -277,8 +295,15 @@ class StudyView:
     @property
     def baseline_name(self) -> str:
         if self.has_command:
-            return "the command in use"
-        return "vLLM's defaults" + (" with what --set fixes" if (self.setup.get("options") or {}).get("set") else "")
+            return self._repaired("the command in use", "it does")
+        fixed = " with what --set fixes" if (self.setup.get("options") or {}).get("set") else ""
+        return self._repaired(f"vLLM's defaults{fixed}", "they do")
+
+    def _repaired(self, name: str, verb: str) -> str:
+        """A baseline's name, with what had to be changed of it and that it does not start otherwise."""
+        if self.answer is None or self.answer.repair is None:
+            return name
+        return f"{name}, repaired by {flags_text(self.answer.repair.changes)} (as given {verb} not start here)"
 
 
 _STATUS_REASONS = {

@@ -9,7 +9,9 @@ from typing import Any
 
 from vopt.optimizer.recommend import Gain, Verdict
 
-_PERCENTAGES = frozenset({"success_rate", "kv_peak", "prefix_hit_rate", "acceptance_rate", "queued_share", "full_budget_share"})
+_PERCENTAGES = frozenset(
+    {"success_rate", "kv_peak", "prefix_hit_rate", "acceptance_rate", "queued_share", "front_end_share", "full_budget_share"}
+)
 _FOR_USERS = frozenset({"tokens_per_s", "output_tokens_per_s", "requests_per_s", "goodput_per_s", "balance", "success_rate"})
 """Beside the times, the metrics of which users have more or less; all others are gauges that say how it came about."""
 _COUNTS = frozenset({"preemptions"})
@@ -26,6 +28,7 @@ _NAMES = {
     "acceptance_rate": "Acceptance rate",
     "prefix_hit_rate": "Prefix hit rate",
     "queued_share": "Window with requests waiting",
+    "front_end_share": "In flight outside the engine",
     "full_budget_share": "Steps with a full token budget",
     "peak_running": "Most sequences running",
 }

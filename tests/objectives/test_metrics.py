@@ -154,6 +154,31 @@ def test_counters_of_the_window() -> None:
     assert metrics["preemptions"] == 10
 
 
+def in_engine(*moments: tuple[float, int | None, int | None]) -> tuple[CounterSample, ...]:
+    return tuple(CounterSample(at_s, running=running, waiting=waiting) for at_s, running, waiting in moments)
+
+
+@pytest.mark.parametrize(
+    ("samples", "share"),
+    [
+        (in_engine((1.0, 4, 0)), 0.0),
+        (in_engine((1.0, 1, 1)), 0.5),
+        (in_engine((1.0, 4, 0), (5.0, 0, 0)), 0.5),
+        (in_engine((1.0, 4, 0), (2.0, None, None), (3.0, 2, None)), 0.0),
+        (in_engine((1.0, 2, 0), (99.0, 0, 0)), 0.5),  # nothing was in flight at 99 s
+        (in_engine((1.0, 4, 0), (5.0, 4, 0), (6.0, 5, 0)), None),  # the engine has somebody else's request too
+        (in_engine((99.0, 0, 0)), None),
+        (in_engine((1.0, None, 4)), None),
+        ((), None),
+    ],
+)
+def test_requests_in_flight_that_are_not_in_the_engine(samples: tuple[CounterSample, ...], share: float | None) -> None:
+    four = [record(i, sent_s=0.5, output_tokens=500) for i in range(4)]  # in flight until 10.6 s
+    assert compute_metrics(load_of(*four, samples=samples)).values.get("front_end_share") == (
+        None if share is None else pytest.approx(share)
+    )
+
+
 def test_counters_that_are_missing_or_run_backwards_give_no_figure() -> None:
     samples = (CounterSample(0.0, preemptions=5, drafts=0, accepted_tokens=0), CounterSample(100.0, preemptions=2, drafts=0))
     metrics = compute_metrics(load_of(record(0), samples=samples))

@@ -258,6 +258,25 @@ def test_a_confirmation_that_the_client_bounded_is_in_the_notes() -> None:
     assert not any("client" in note for note in run(landscape)[0].notes)
 
 
+@pytest.mark.parametrize("served", [True, False])
+def test_a_confirmation_whose_requests_were_outside_the_engine_is_in_the_notes(served: bool) -> None:
+    landscape = small_landscape()
+
+    def evaluate(request: TrialRequest) -> TrialRecord:
+        record = landscape.evaluator(0)(request)
+        if request.label != "confirm-2-baseline":
+            return record
+        assert record.metrics is not None
+        metrics = replace(record.metrics, values={**record.metrics.values, "front_end_share": 0.42})
+        return replace(record, flags=("front_end_limited",), metrics=metrics, served=served)
+
+    answer, _ = run(landscape, evaluate=evaluate)
+    found = [note for note in answer.notes if "in confirm-2-baseline, 42% to 42%" in note]
+    assert len(found) == 1
+    assert ("--api-server-count 2" in found[0]) is served
+    assert not any("in flight were" in note for note in run(landscape)[0].notes)
+
+
 def test_confirmation_alternates_its_order_over_fresh_starts() -> None:
     _, study = run(small_landscape())
     labels = [record.label for record in study.records() if record.stage is Stage.CONFIRMATION]
@@ -331,6 +350,19 @@ def test_explain_measures_each_override_without_it() -> None:
     assert len(explained) == 2 * len(kept)
     assert [event.trials for event in events if isinstance(event, StageBegan) and event.stage == "explain"] == [len(explained)]
     assert all(row.worth is not None and row.worth.ratio > 1 for row in kept)
+
+
+def test_explain_measures_what_the_winner_leaves_out_of_the_command_in_use() -> None:
+    given = EngineConfig({"max_num_batched_tokens": 2048})
+    answer, study = run(small_landscape({"max_num_batched_tokens=16384": -0.05}, noise=0.002), baseline=given, explain=True)
+    assert answer.winner_config is not None
+    explained = {record.label: record.config for record in study.records() if record.stage is Stage.EXPLAIN}
+    assert "max_num_batched_tokens" not in answer.winner_config
+    assert explained["explain-max_num_batched_tokens-1"] == answer.winner_config | given
+    (row,) = [row for row in answer.overrides if row.name == "max_num_batched_tokens"]
+    assert row.kept is False
+    assert row.worth is not None
+    assert row.worth.ratio > 1
 
 
 def test_a_drifting_machine_is_named_and_widens_the_interval() -> None:

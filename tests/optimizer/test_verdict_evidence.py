@@ -43,7 +43,7 @@ def at_a_limit(level: float, noise: float = 0.03) -> Change:
 
 def answers(studies: int, gain: float, change: Change, goal: Goal = PLAIN, soak_s: float = 0.0) -> list[Recommendation]:
     rngs = (np.random.default_rng([seed, 41]) for seed in range(studies))
-    return [study(normal(0.01), gain, rng, 3, goal=goal, change=change, soak_s=soak_s)[0] for rng in rngs]
+    return [study(normal(0.01), gain, rng, [3], goal=goal, change=change, soak_s=soak_s)[0] for rng in rngs]
 
 
 def counted(found: list[Recommendation]) -> Counter[Verdict]:
@@ -216,7 +216,7 @@ def test_lite_is_recommended_for_a_gain_of_its_own_only() -> None:
     held = []
     for share in (0.25, 0.8):
         rngs = (np.random.default_rng([seed, 43]) for seed in range(60))
-        found = [study(normal(0.003), 0.0, rng, 3, change=lite_earns(share))[0] for rng in rngs]
+        found = [study(normal(0.003), 0.0, rng, [3], change=lite_earns(share))[0] for rng in rngs]
         better = [answer for answer in found if answer.verdict is Verdict.BETTER]
         assert len(better) > 30
         assert all(answer.gain is not None and (answer.gain.low or 0) > 1 for answer in better)
