@@ -110,6 +110,22 @@ class Progress:
         starts = of_stage(self.charged, Stage.CONFIRMATION)
         return frozenset(s.record.config for s in starts if s.record.arm is Arm.FINALIST and s.record.failure is not None)
 
+    @cached_property
+    def fallen(self) -> tuple[Judged, ...]:
+        """Of every finalist that failed in its confirmation, the start that failed, in the order in which they were tried."""
+        starts = [start for start in of_stage(self.charged, Stage.CONFIRMATION) if start.record.arm is Arm.FINALIST]
+        first: dict[EngineConfig, Judged] = {}
+        for start in starts:
+            if start.record.failure is not None:
+                first.setdefault(start.record.config, start)
+        return tuple(first.values())
+
+    @property
+    def fallen_arms(self) -> Arms | None:
+        """The last confirmation whose finalist failed; ``None`` where none did."""
+        found = arms_of(start.record for start in of_stage(self.charged, Stage.CONFIRMATION))
+        return next((arms for arms in reversed(found) if arms.finalist in self.failed_finalists), None)
+
     def rounds_of(self, arms: Arms) -> int:
         """How many rounds a confirmation has: as many as are asked for, and never fewer than were begun."""
         asked = self.setup.budget.rounds

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer import schedule
 from vopt.optimizer.arms import Arms, series_suffix
+from vopt.optimizer.breach import LOST_FOR_CERTAIN
 from vopt.optimizer.command import flags_text
 from vopt.optimizer.explain import next_explained
 from vopt.optimizer.history import Arm, Stage
@@ -296,13 +297,12 @@ def _confirmation(progress: Progress) -> Step | None:
 
 
 def _dead(progress: Progress, tried: Arms, arm: Arm, label: str) -> bool:
-    """Whether an arm is out: one of its starts failed for its own fault, or infrastructure failed this start too often."""
-    failed = any(
-        start is not None and start.record.failure is not None
-        for start in (progress.labelled(tried.label(n, arm)) for n in range(1, progress.rounds_of(tried) + 1))
-    )
+    """Whether an arm is out: starts of it failed for its own fault, or infrastructure failed this start too often. One failure
+    refuses what is new; what everything is compared with gets another start, so that a single accident decides nothing."""
+    starts = (progress.labelled(tried.label(n, arm)) for n in range(1, progress.rounds_of(tried) + 1))
+    failed = sum(start is not None and start.record.failure is not None for start in starts)
     tries = sum(judged.record.label == label for judged in progress.history)
-    return failed or tries >= 2
+    return failed >= (LOST_FOR_CERTAIN if arm is Arm.BASELINE else 1) or tries >= 2
 
 
 def _soak(progress: Progress) -> Step | None:

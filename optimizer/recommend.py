@@ -93,7 +93,8 @@ class GoalVerdict:
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     """The answer of one study. ``argv`` is the launch command (``None`` only when nothing is feasible): the winner's when
-    ``verdict`` is better or unconfirmed, the baseline's when there is no gain."""
+    ``verdict`` is better or unconfirmed, the baseline's when there is no gain. ``baseline_breaks``: the limits that the
+    baseline breaks beyond chance, in words; with them ``better`` may be a configuration without a gain, or a slower one."""
 
     verdict: Verdict
     reason: str
@@ -113,6 +114,7 @@ class Recommendation:
     front: tuple[FrontMember, ...] = ()
     goals: tuple[GoalVerdict, ...] = ()
     repair: Repair | None = None
+    baseline_breaks: str = ""
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)

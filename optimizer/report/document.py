@@ -104,7 +104,8 @@ def _baseline(view: StudyView) -> dict[str, Any]:
     metrics = answer.baseline_metrics if answer else first.metrics.values if first and first.metrics else {}
     repair = answer.repair if answer else None
     repaired = {"engine_config": repair.changes.to_json(), "reason": repair.reason} if repair else None
-    return {"argv": list(argv), "metrics": dict(metrics), "repaired": repaired}
+    breaks = (answer.baseline_breaks or None) if answer else None
+    return {"argv": list(argv), "metrics": dict(metrics), "repaired": repaired, "breaks": breaks}
 
 
 def _winner(view: StudyView) -> dict[str, Any] | None:

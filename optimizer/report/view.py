@@ -270,27 +270,34 @@ class StudyView:
         answer = self.answer
         if answer is None:
             return f"No answer yet: {wording.plural(len(self.trials), 'engine start')} so far"
-        change = f"{wording.metric_word(self.metric)} {self.gain_text(answer.gain)}"
+        change = f": {wording.metric_word(self.metric)} {self.gain_text(answer.gain)}" if answer.gain else ""
         match answer.verdict:
             case Verdict.BETTER:
-                text = f"Better than {self.baseline_name}: {change}"
+                breaks = f", which break{'s' if self.has_command else ''} the limits" if answer.baseline_breaks else ""
+                text = f"Better than {self.baseline_name}{breaks}{change}"
             case Verdict.NO_GAIN:
-                text = f"No measurable gain over {self.baseline_name}: {change}"
+                text = f"No measurable gain over {self.baseline_name}{change}"
             case Verdict.NOTHING_FEASIBLE:
                 text = f"Nothing feasible: {answer.reason}"
             case Verdict.UNCONFIRMED:
-                text = f"Unconfirmed, against {self.baseline_name}: {change}"
+                text = f"Unconfirmed, against {self.baseline_name}{change}"
         return f"SIMULATED. {text}" if self.simulated else text
 
     def gain_text(self, gain: Gain | None) -> str:
         return wording.gain_text(gain, maximize=self.maximize)
 
     @property
-    def baseline_name(self) -> str:
+    def has_command(self) -> bool:
+        """Whether the baseline is a command that was given."""
         options = self.setup.get("options") or {}
-        if options.get("from_file") or options.get("command"):
+        return bool(options.get("from_file") or options.get("command"))
+
+    @property
+    def baseline_name(self) -> str:
+        if self.has_command:
             return self._repaired("the command in use", "it does")
-        return self._repaired("vLLM's defaults" + (" with what --set fixes" if options.get("set") else ""), "they do")
+        fixed = " with what --set fixes" if (self.setup.get("options") or {}).get("set") else ""
+        return self._repaired(f"vLLM's defaults{fixed}", "they do")
 
     def _repaired(self, name: str, verb: str) -> str:
         """A baseline's name, with what had to be changed of it and that it does not start otherwise."""
