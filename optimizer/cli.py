@@ -37,6 +37,7 @@ from vopt.optimizer.options import (
 
 if TYPE_CHECKING:  # the command line imports nothing heavy before it knows what to do
     from vopt.optimizer.history import StudyRecord
+    from vopt.optimizer.recommend import Importance
     from vopt.optimizer.report.console import ProgressDisplay
     from vopt.optimizer.report.view import StudyView
 
@@ -264,7 +265,7 @@ def _stored(options: StoredOptions) -> StudyRecord:
     return read_study(options.storage, options.study, data_dir=options.data_dir)
 
 
-def _importance(record: StudyRecord) -> dict[str, float]:
+def _importance(record: StudyRecord) -> Importance:
     from vopt.optimizer.importance import importance
 
     return importance(record)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vopt.optimizer.history import TrialRecord
-from vopt.optimizer.recommend import Recommendation, Verdict
+from vopt.optimizer.recommend import Importance, Recommendation, Verdict
 from vopt.optimizer.report import html, wording
 from vopt.optimizer.report.chart import FigureSpec
 from vopt.optimizer.report.raw import LOG, RECORDS
@@ -92,6 +92,13 @@ def drawn(figures: Mapping[str, FigureSpec], *names: str) -> str:
     """The figures of these names that exist."""
     shown = [figures[name] for name in names if name in figures]
     return html.element("div", "\n".join(_figure(figure) for figure in shown), cls="figures") if shown else ""
+
+
+def parameters(figures: Mapping[str, FigureSpec], importance: Importance) -> str:
+    """What each parameter did; where the data cannot tell which mattered, why not."""
+    said = html.element("p", html.text(f"Importance: {importance.why}."), cls="soft") if importance.why else ""
+    plots = drawn(figures, "importance", *(name for name in figures if name.startswith("slice-")))
+    return said + plots if plots else ""
 
 
 def _figure(figure: FigureSpec) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from vopt.optimizer.history import Stage
-from vopt.optimizer.recommend import Recommendation, Verdict
+from vopt.optimizer.recommend import Importance, Recommendation, Verdict
 from vopt.optimizer.report import wording
 from vopt.optimizer.report.blocks import Block, Code, Column, Facts, Line, Table, TableMaker, Tone
 from vopt.optimizer.report.spent import spent
@@ -57,7 +57,7 @@ def answer_blocks(view: StudyView) -> list[Block]:
     return blocks
 
 
-def study_blocks(view: StudyView, importance: Mapping[str, float] | None = None) -> list[Block]:
+def study_blocks(view: StudyView, importance: Importance | None = None) -> list[Block]:
     """One study in full."""
     answer = view.answer
     blocks: list[Block] = [verdict_block(view)]
@@ -79,8 +79,10 @@ def study_blocks(view: StudyView, importance: Mapping[str, float] | None = None)
     blocks.append(trials_table(view))
     if view.rejected_by_kind():
         blocks.append(rejected_table(view))
-    if importance:
-        blocks.append(_importance_table(importance))
+    if importance and importance.shares:
+        blocks.append(_importance_table(importance.shares))
+    elif importance:
+        blocks.append(Line(f"\nImportance: {importance.why}.", Tone.DIM))
     blocks.append(_time_table(view))
     return blocks
 
@@ -292,11 +294,11 @@ def finalist_table(view: StudyView) -> Table:
 
 def _importance_table(importance: Mapping[str, float]) -> Table:
     joined = any(wording.TOGETHER in name for name in importance)
-    note = "A hint from few starts, no measurement: --explain measures what a flag is worth."
+    note = "Of the differences between feasible starts, estimated: --explain measures what a flag is worth."
     if joined:
-        note += " Names joined by + changed in the same trials: their shares cannot be told apart."
+        note += " Names joined by + were changed in the same trials: their shares cannot be told apart."
     columns = (Column("Parameter"), Column("Share", right=True), Column(""))
-    table = TableMaker("Importance (feasible trials)", columns, note)
+    table = TableMaker("Importance", columns, note)
     for name, share in sorted(importance.items(), key=lambda row: -row[1]):
         table.add(name, f"{share * 100:.0f} %", "█" * max(1, round(share * 30)) if share >= 0.005 else "")
     return table.done()
