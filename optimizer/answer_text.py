@@ -77,14 +77,20 @@ def drift_notes(progress: Progress, gain: Gain | None) -> tuple[Gain | None, lis
 
 
 def soak_text(progress: Progress, soak: Judged | None) -> str:
-    budget = progress.setup.budget
+    """What the soak was, and that nothing crashed: how many requests were in flight is what its own plan says."""
     if soak is None:
         return "no soak was run"
+    minutes = f"{progress.setup.budget.soak_s / 60:g}"
+    plan = soak.record.environment.get("load_plan") or {}
+    longest = "the workload's longest requests"
+    load = f"{plan['concurrency']} of {longest} in flight" if plan.get("concurrency") else longest
+    if plan.get("rate"):
+        load = f"{plan['rate']:.3g} of {longest} a second"
     metrics = soak.record.metrics
-    requests = f", {metrics.succeeded + metrics.failed} requests, {metrics.failed} failed" if metrics else ""
+    requests = f": {metrics.succeeded + metrics.failed:,} requests, {metrics.failed:,} failed" if metrics else ""
     preempted = metrics.get("preemptions") if metrics else None
     shown = f", {preempted:.0f} preemptions" if preempted is not None else ""
-    return f"no crash in {budget.soak_s / 60:g} minutes at peak load{requests}{shown}"
+    return f"no crash in {minutes} minute{'s' * (minutes != '1')} with {load}{requests}{shown}"
 
 
 def meaning_notes(progress: Progress, config: EngineConfig) -> list[str]:

@@ -14,6 +14,7 @@ from vopt.optimizer.load.plan import Arrivals, LoadPlan
 from vopt.optimizer.load.shares import client_processes
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.measurement import SHORTEST_WINDOW_S, STALL_FACTOR, Asked, Measurement, natural_ends
+from vopt.optimizer.soak import peak_in_flight
 from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Phase
 
 NUMBERS_APART = 1_000_000
@@ -79,7 +80,9 @@ def first_load(asked: Asked, load_once: LoadOnce, say: Callable[[str], None]) ->
     if load.status in (LoadStatus.COMPLETE, LoadStatus.UNSTEADY):
         p99_s = compute_metrics(load).get("p99_e2e_s")
         plan = replace(plan, stall_after_s=None if p99_s is None else STALL_FACTOR * p99_s)
-        measurement = Measurement(plan, natural_ends(load.records), _finished_in(load), client_processes(plan))
+        measurement = Measurement(
+            plan, natural_ends(load.records), _finished_in(load), client_processes(plan), peak_in_flight(load.records)
+        )
     return FirstLoad(load, tuple(probes), measurement)
 
 

@@ -124,14 +124,19 @@ def _kernel(values: Sequence[Any], base: Any) -> Floats:
     """
     numbers = [_number(value) for value in (*values, base)]
     if all(number is not None and number > 0 for number in numbers):
-        steps = np.log2([number or 1.0 for number in numbers])
-        steps = steps[:-1] - steps[-1]
-        reach = 1 - np.exp(-np.abs(steps) * 2)
-        return np.asarray(np.where(np.multiply.outer(steps, steps) > 0, np.minimum.outer(reach, reach), 0.0))
+        doubled: Floats = np.log2(np.array([number or 1.0 for number in numbers]))
+        steps: Floats = doubled[:-1] - doubled[-1]
+        reach: Floats = 1 - np.exp(-np.abs(steps) * 2)
+        same_side: Floats = (steps[:, None] * steps > 0).astype(np.float64)
+        one_side: Floats = same_side * np.minimum(reach[:, None], reach)
+        return one_side
     said = [_said(value) for value in values]
-    moved = np.array([value != _said(base) for value in said], dtype=np.float64)
-    alike = np.array([[1.0 if one == other else ALIKE for other in said] for one in said])
-    return np.outer(moved, moved) * alike
+    away = _said(base)
+    return np.array([[_likeness(one, other) if away not in (one, other) else 0.0 for other in said] for one in said])
+
+
+def _likeness(one: str, other: str) -> float:
+    return 1.0 if one == other else ALIKE
 
 
 def _number(value: Any) -> float | None:

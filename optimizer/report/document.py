@@ -154,6 +154,13 @@ def _spread(spread: Spread | None) -> dict[str, Any] | None:
     return {"mean": spread.mean, "low": spread.low, "high": spread.high, "starts": spread.starts} if spread else None
 
 
+def _evidence(view: StudyView, trial: TrialRecord) -> dict[str, str | None] | None:
+    if not trial.directory:
+        return None
+    log = None if view.simulated else f"{trial.directory}/{LOG}"  # a simulated engine writes none
+    return {"records": f"{trial.directory}/{RECORDS}", "log": log}
+
+
 def _start(view: StudyView, trial: TrialRecord) -> dict[str, Any]:
     excluded = view.why_not(trial)
     return {
@@ -175,5 +182,5 @@ def _start(view: StudyView, trial: TrialRecord) -> dict[str, Any]:
         "kv_cache_tokens": trial.kv_cache_tokens,
         "environment": dict(trial.environment),
         "directory": trial.directory,
-        "evidence": {"records": f"{trial.directory}/{RECORDS}", "log": f"{trial.directory}/{LOG}"} if trial.directory else None,
+        "evidence": _evidence(view, trial),
     }

@@ -285,7 +285,7 @@ def finalist_table(view: StudyView) -> Table:
             str(trial.arm) if trial.arm else "",
             wording.metric_text(view.metric, view.comparable(trial)),
             wording.metric_text("success_rate", success),
-            "HTTP" if trial.served else "in-process",
+            wording.loaded_over(trial.served, view.simulated).partition(",")[0],
             wording.one_line(wording.config_text(trial.config)),
             tone=Tone.BAD if view.why_not(trial) else Tone.PLAIN,
         )

@@ -107,7 +107,7 @@ class StudyView:
     @property
     def load_plan(self) -> Mapping[str, Any]:
         """How every start was loaded: frozen on the baseline's engine, stored with each start; empty before."""
-        frozen = (trial.environment.get("load_plan") for trial in self.trials)
+        frozen = (trial.environment.get("load_plan") for trial in self.trials if trial.stage is not Stage.SOAK)
         return next((plan for plan in frozen if plan), None) or self.setup.get("load_plan") or {}
 
     @property

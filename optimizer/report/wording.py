@@ -210,6 +210,11 @@ def kind_text(kind: str) -> str:
     return _KINDS.get(kind, kind.replace("_", " "))
 
 
+def loaded_over(served: bool, simulated: bool) -> str:
+    """How the requests of a start reached its engine: a simulated one was not asked over either way."""
+    return "simulated" if simulated else "HTTP, as the served command" if served else "in-process"
+
+
 def verdict_text(verdict: Verdict) -> str:
     return _VERDICTS[verdict]
 
