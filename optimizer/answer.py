@@ -11,10 +11,12 @@ from vopt.objectives.confidence import compare
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.answer_text import drift_notes, general_notes, meaning_notes, soak_text, vanished_gain, why
 from vopt.optimizer.history import Stage
+from vopt.optimizer.hopeless import overloaded_at
 from vopt.optimizer.judge import Judged, of_stage
 from vopt.optimizer.progress import Progress, finalists
 from vopt.optimizer.propose import EXPLAIN_STARTS, Finish, explain_label
 from vopt.optimizer.recommend import Gain, Override, Recommendation, Rejected, Verdict
+from vopt.optimizer.report.wording import config_text
 from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.verdict import (
     ArmResult,
@@ -184,9 +186,14 @@ def _nothing_feasible(progress: Progress, reason: str) -> Recommendation:
         if judged.record.metrics is not None and judged.record.failure is None and judged.record.stage is not Stage.SOAK
     ]
     notes = []
+    tried = progress.first(progress.baseline_config)
+    said = overloaded_at(tried, progress.setup.rate, progress.setup.request_tokens) if tried is not None else None
+    if said is not None and said not in reason:
+        notes.append(said)
     if measured:
         least = min(measured, key=lambda judged: sum(max(0.0, value) for value in judged.violations.values()))
-        notes.append(f"least violating: trial {least.record.label} {dict(least.record.config)}: {least.reason}")
+        named = "the baseline" if least.record.config == progress.baseline_config else config_text(least.record.config)
+        notes.append(f"least violating: trial {least.record.label} ({named}): {least.reason}")
         notes += _closest_values(progress, measured)
     baseline = progress.baseline
     return Recommendation(

@@ -7,6 +7,7 @@ from statistics import fmean
 
 from vopt.objectives.goals import too_few_for_p99
 from vopt.optimizer.compile_watch import COMPILED
+from vopt.optimizer.goodput_rate import nothing_missed
 from vopt.optimizer.history import Stage
 from vopt.optimizer.judge import Judged
 from vopt.optimizer.measurement import CLIENT_LIMITED, FRONT_END_LIMITED, SCALE_OUT
@@ -166,9 +167,24 @@ def front_end_note(progress: Progress) -> list[str]:
     ]
 
 
+def kept_note(progress: Progress) -> list[str]:
+    """Says it when a goodput search had nothing to gain: every request of the baseline was within its bounds."""
+    first = progress.baseline
+    if first is None or first.record.metrics is None or progress.setup.goal.metric != "goodput_per_s":
+        return []
+    said = nothing_missed(first.record.metrics.values)
+    return [said] if said else []
+
+
 def general_notes(progress: Progress) -> list[str]:
     budget = progress.setup.budget
-    notes = [*progress.setup.notes, *served_note(progress), *machine_note(progress), *front_end_note(progress)]
+    notes = [
+        *progress.setup.notes,
+        *served_note(progress),
+        *machine_note(progress),
+        *front_end_note(progress),
+        *kept_note(progress),
+    ]
     if progress.setup.no_serve and budget.rounds:
         notes.append("confirmed in-process (--no-serve): what the API server costs is not in these figures")
     repairs = len(progress.attempts) - 1

@@ -102,6 +102,7 @@ def prepare(options: SearchOptions, listener: Listener, probe: VllmProbe | None 
     # The confirmation measures the baseline again, but not under the trials' conditions where it is served.
     setup = replace(
         setup,
+        request_tokens=load.requests.source.mean_tokens,
         notes=shared_note(shared),
         drift_check=not subject.machine.simulated and (served or options.rounds == 0),
     )

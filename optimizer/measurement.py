@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from vopt.objectives.records import RequestRecord
@@ -29,7 +29,7 @@ def front_end_limited(values: Mapping[str, float]) -> bool:
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What the user fixed of the load; ``None`` is found on the baseline's engine. ``least_successes``: a window that is found
-    is long enough for as many."""
+    is long enough for as many. ``slos``: most seconds per request of a goodput goal, whose rate is found by them."""
 
     arrivals: Arrivals
     concurrency: int | None = None
@@ -40,6 +40,7 @@ class Asked:
     seed: int = 0
     deadline_s: float = 1800.0
     least_successes: int = 0
+    slos: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def open_loop(self) -> bool:

@@ -13,6 +13,7 @@ from vopt.objectives.confidence import looks
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer import schedule
 from vopt.optimizer.history import Arm, Stage
+from vopt.optimizer.hopeless import beyond_reach
 from vopt.optimizer.judge import ARTEFACT, STOPPED_EARLY, Judged, margins, of_stage
 from vopt.optimizer.moves import Observation
 from vopt.optimizer.progress import SCREENED, Arms, Progress, candidates, objective_merits
@@ -73,7 +74,8 @@ def _baseline(progress: Progress) -> Step | None:
         return Run(config, Stage.SEARCH, reason)
     if tried.record.failure is not None:
         return Finish(f"the baseline fails: {tried.reason}", infeasible=True)
-    return None
+    beyond = beyond_reach(tried, progress.setup.rate, progress.setup.request_tokens)
+    return None if beyond is None else Finish(beyond, infeasible=True)
 
 
 def _search(progress: Progress) -> Step | None:

@@ -80,7 +80,8 @@ class SearchSetup:
     the study has seen repeats; ``drift_check`` adds a last start of the baseline for searches whose confirmation is served
     while its trials were not. ``no_serve``: the user asked for a confirmation without the API server; the answer says so.
     ``notes`` go into the answer as they are. ``checks`` makes the memory checks of the space anew from the starts so far,
-    which calibrate them.
+    which calibrate them. ``rate``: the requests per second that were typed; ``request_tokens``:
+    prompt and output of one request, on average (0: not known).
     """
 
     goal: Goal
@@ -100,6 +101,8 @@ class SearchSetup:
     drift_check: bool = False
     no_serve: bool = False
     notes: tuple[str, ...] = ()
+    rate: float | None = None
+    request_tokens: float = 0.0
     checks: Callable[[Sequence[TrialRecord]], tuple[Check, ...]] | None = None
 
     @property

@@ -252,6 +252,7 @@ def search_setup(
         explain=options.explain,
         deadline_s=asked.deadline_s,
         no_serve=options.no_serve,
+        rate=options.rate,
         checks=None if options.no_memory_check else memory_checks(subject, known.calibration),
     )
 
