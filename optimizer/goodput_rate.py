@@ -56,6 +56,6 @@ def nothing_missed(values: Mapping[str, float]) -> str | None:
     if good is None or not finished or good / finished < ALL_KEPT:
         return None
     return (
-        f"the baseline keeps every bound for {good / finished:.0%} of its requests at {finished:.3g} requests/s, and goodput is "
-        "never above what is sent: a gain can only show under a higher --rate, or with tighter --limit bounds"
+        f"the baseline keeps every bound for {good / finished:.0%} of its requests at {finished:.3g} requests/s, and goodput "
+        "is never above what is sent: a gain can only show under a higher --rate, or with tighter --limit bounds"
     )

@@ -32,6 +32,7 @@ def answer_document(view: StudyView) -> dict[str, Any]:
         "metric": view.metric,
         "direction": "maximize" if view.maximize else "minimize",
         "limits": list(view.goal.get("limits", ())),
+        "slos": dict(view.goal.get("slos") or {}),
         "verdict": str(answer.verdict) if answer else None,
         "reason": answer.reason if answer else "",
         "command": shlex.join(argv) if argv is not None else None,
@@ -72,6 +73,7 @@ def study_document(view: StudyView) -> dict[str, Any]:
         ],
         "compared_with": view.challenger,
         "load_plan": dict(view.load_plan),
+        "second_load_plan": dict(view.second_load_plan) or None,
         "phase_s": {str(phase): seconds for phase, seconds in view.phase_totals().items()},
         "starts": [_start(view, trial) for trial in view.trials],
     }

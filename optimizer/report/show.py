@@ -115,7 +115,7 @@ def comparison_table(rows: Sequence[Comparison], challenger: str = "winner") -> 
 def _direction(row: Comparison) -> tuple[Tone, str]:
     """Whether a change is for the better. Where the ranges of the starts overlap, that is for nobody to say."""
     if row.better is None:
-        return Tone.PLAIN, ""
+        return Tone.PLAIN, "as sent" if row.as_sent else ""
     if row.overlaps:
         return Tone.PLAIN, "ranges overlap"
     if row.too_little:

@@ -79,6 +79,8 @@ def metric_label(name: str) -> str:
     if name in _NAMES:
         return _NAMES[name]
     parts = name.removesuffix("_s").split("_")
+    if parts in (["ttft"], ["tpot"], ["e2e"]):
+        return parts[0].upper()
     if parts[-1] not in ("ttft", "tpot", "e2e", "itl"):
         return name
     if len(parts) == 2:
