@@ -31,6 +31,7 @@ from vopt.optimizer.options import BenchOptions
 from vopt.optimizer.prepare import find_load
 from vopt.optimizer.report.redaction import clean, clean_text, known_secrets
 from vopt.optimizer.sessions import KINDS, opener
+from vopt.optimizer.streams import columns
 from vopt.optimizer.subject import Subject, find_subject
 from vopt.optimizer.traffic import workload_from_metrics
 from vopt.optimizer.trial import Blame, Deadlines, EngineFailure, Failed, Phase, TrialSpec
@@ -300,7 +301,7 @@ def _measured(
     document["vopt"]["notes"] = [*told.notes, *document["vopt"]["notes"]]
     document["vopt"]["plan"] = None if result.plan is None else asdict(result.plan)
     document = clean(document, secrets)
-    return BenchOutcome(document, clean_text(bench_text(document, result), secrets))
+    return BenchOutcome(document, clean_text(bench_text(document, result, columns()), secrets))
 
 
 def _write_all(result: BenchResult, path: Path | None) -> list[Path]:

@@ -30,6 +30,7 @@ from vopt.optimizer.options import BenchOptions, SearchOptions
 from vopt.optimizer.prepare import find_load
 from vopt.optimizer.report.redaction import clean, clean_text, known_secrets
 from vopt.optimizer.sessions import opener
+from vopt.optimizer.streams import columns
 from vopt.optimizer.study import read_study
 from vopt.optimizer.subject import Subject, find_arguments, find_machine, find_subject, interpreter_of
 from vopt.optimizer.trial import Blame, Deadlines, TrialSpec
@@ -254,7 +255,7 @@ def _outcome(
     }
     secrets = known_secrets(os.environ)
     document = clean(document, secrets)
-    return BenchOutcome(document, clean_text(study_text(document), secrets), bool(document["gate_failed"]))
+    return BenchOutcome(document, clean_text(study_text(document, columns()), secrets), bool(document["gate_failed"]))
 
 
 def _gain(now: Comparison) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def search(options: SearchOptions) -> int | None:
     if options.dry_run:
         with progress as listener:
             text = dry_run(options, listener)
-        print(text)
+        streams.say(text)
         return None
     with notified(options.notify, _told) as begun, progress as listener:
         study = launch(options, listener, begun.name)
@@ -221,7 +221,7 @@ def bench(options: BenchOptions) -> int | None:
     if options.json:
         _print_json(outcome.document)
     else:
-        print(outcome.text)
+        streams.say(outcome.text)
     return GateFailed.exit_code if outcome.gate_failed else None
 
 
@@ -234,7 +234,7 @@ def space(options: CheckedSpaceOptions) -> int | None:
     if options.json:
         _print_json(report.document)
     else:
-        print(report.text)
+        streams.say(report.text)
     return report.exit_code
 
 
@@ -334,7 +334,7 @@ def doctor(options: DoctorOptions) -> int | None:
     if options.json:
         _print_json(report.document)
     else:
-        print(report.text)
+        streams.say(report.text)
     return report.exit_code
 
 

@@ -28,7 +28,8 @@ from vopt.optimizer.load.workload import Workload
 from vopt.optimizer.measurement import Asked
 from vopt.optimizer.options import CheckedSpaceOptions, SearchOptions, SpaceOptions
 from vopt.optimizer.setup import Budget, Pinned, SearchSetup, Timing
-from vopt.optimizer.space_report import space_document, space_text
+from vopt.optimizer.space_report import SPACE_WIDTH, space_document, space_text
+from vopt.optimizer.streams import columns
 from vopt.optimizer.subject import Machine, Subject, find_arguments, find_machine, find_subject, interpreter_of, serve_line
 from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.typed_files import read_typed
@@ -273,7 +274,7 @@ def describe_space(options: CheckedSpaceOptions) -> SpaceAnswer:
     subject = find_subject(options, said.append)
     workload = find_workload(options.workload, None, lambda _: None)
     space = find_space(options, subject, workload, options.goal, concurrency_of(options.concurrency))
-    text, document = space_text(space), space_document(space)
+    text, document = space_text(space, min(columns() or SPACE_WIDTH, SPACE_WIDTH)), space_document(space)
     if subject.front_end:
         text += f"\n{said[-1]}\n"
         document = {**document, "front_end": list(subject.front_end)}

@@ -13,6 +13,7 @@ from vopt.search_spaces.space import SearchSpace
 
 GIB = 1024**3
 FORMAT_VERSION = 1
+SPACE_WIDTH = 100
 
 
 def space_document(space: SearchSpace) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def space_document(space: SearchSpace) -> dict[str, Any]:
     }
 
 
-def space_text(space: SearchSpace, width: int = 100) -> str:
+def space_text(space: SearchSpace, width: int = SPACE_WIDTH) -> str:
     """The space for a terminal, without colours. The default stands in brackets."""
     return "\n".join(line.rstrip() for line in _lines(space, width)) + "\n"
 

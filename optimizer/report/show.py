@@ -160,10 +160,9 @@ def _unit(name: str) -> str:
 
 def trials_table(view: StudyView) -> Table:
     """The engine starts of the search, one row each: what, how good, what came of it."""
-    value = wording.metric_label(view.metric)
     columns = (
         Column("Trial", right=True),
-        Column(value, right=True),
+        Column(wording.metric_label(view.metric) + _unit(view.metric), right=True),
         Column("vs baseline", right=True),
         Column("Success", right=True),
         Column("p95 TTFT", right=True),
@@ -178,7 +177,7 @@ def trials_table(view: StudyView) -> Table:
         metrics = trial.metrics
         table.add(
             trial.label,
-            wording.metric_text(view.metric, figure),
+            wording.metric_text(view.metric, figure, unit=False),
             change,
             wording.metric_text("success_rate", metrics.get("success_rate") if metrics else None),
             wording.metric_text("p95_ttft_s", metrics.get("p95_ttft_s") if metrics else None),
@@ -223,7 +222,7 @@ def _gain_facts(view: StudyView, answer: Recommendation) -> list[tuple[str, str]
         rows.append(("Gain", view.gain_text(answer.gain)))
         if answer.gain.smallest_visible is not None:
             visible = wording.change_text(answer.gain.smallest_visible)
-            rows.append(("Could have seen", f"a gain of {visible.removeprefix('+')} or more"))
+            rows.append(("Could have seen", f"a gain of {visible.removeprefix('+')} or more, four times in five"))
     for one in answer.goals:
         gain = wording.gain_text(one.gain, maximize=not wording.lower_is_better(one.metric))
         rows.append((one.name.capitalize(), f"{one.verdict}: {wording.metric_word(one.metric)} {gain}"))
@@ -253,7 +252,10 @@ def cost_text(row: Comparison) -> str:
 
 def override_table(view: StudyView, answer: Recommendation) -> Table:
     """Each override of the finalist: kept or dropped, and what it is worth."""
-    columns = (Column("Override"), Column("Value"), Column(""), Column("Worth", right=True), Column("Why", wide=True))
+    columns = (
+        *(Column("Override"), Column("Value", wide=True), Column("")),
+        *(Column("Worth", right=True), Column("Why", wide=True)),
+    )
     table = TableMaker("What each override is worth", columns)
     for row in answer.overrides:
         kept = "kept" if row.kept else "dropped"
@@ -269,7 +271,7 @@ def finalist_table(view: StudyView) -> Table:
         Column("Start"),
         Column("Stage"),
         Column("Arm"),
-        Column(wording.metric_label(view.metric), right=True),
+        Column(wording.metric_label(view.metric) + _unit(view.metric), right=True),
         Column("Success", right=True),
         Column("Loaded over"),
         Column("Configuration", wide=True),
@@ -283,7 +285,7 @@ def finalist_table(view: StudyView) -> Table:
             trial.label,
             str(trial.stage),
             str(trial.arm) if trial.arm else "",
-            wording.metric_text(view.metric, view.comparable(trial)),
+            wording.metric_text(view.metric, view.comparable(trial), unit=False),
             wording.metric_text("success_rate", success),
             wording.loaded_over(trial.served, view.simulated).partition(",")[0],
             wording.one_line(wording.config_text(trial.config)),
@@ -307,13 +309,13 @@ def _importance_table(importance: Mapping[str, float]) -> Table:
 def _time_table(view: StudyView) -> Table:
     phases = tuple(view.phase_totals())
     columns = (Column("Stage"), *(Column(name, right=True) for name in ("Starts", "Time", *map(str, phases))))
-    table = TableMaker("Where the time went", columns)
+    table = TableMaker("Where the time went", columns, "Hours:minutes:seconds. load: probes, warm-up and measuring.")
     for stage, (starts, seconds) in view.stage_totals().items():
-        table.add(str(stage), str(starts), wording.duration(seconds), *_phase_cells(view.stage_phases(stage), phases))
+        table.add(str(stage), str(starts), wording.clock(seconds), *_phase_cells(view.stage_phases(stage), phases))
     starts, seconds = len(view.trials), sum(view.phase_totals().values())
-    table.add("all", str(starts), wording.duration(seconds), *_phase_cells(view.phase_totals(), phases), tone=Tone.DIM)
+    table.add("all", str(starts), wording.clock(seconds), *_phase_cells(view.phase_totals(), phases), tone=Tone.DIM)
     return table.done()
 
 
 def _phase_cells(spent: Mapping[Phase, float], phases: Sequence[Phase]) -> list[str]:
-    return [wording.duration(spent.get(phase)) for phase in phases]
+    return [wording.clock(spent[phase]) if phase in spent else wording.NONE for phase in phases]
