@@ -12,7 +12,7 @@ from vopt.objectives.records import LoadStatus
 from vopt.optimizer.answer_text import drift_notes, general_notes, meaning_notes, soak_text, vanished_gain, why
 from vopt.optimizer.history import Stage
 from vopt.optimizer.hopeless import overloaded_at
-from vopt.optimizer.judge import Judged, of_stage
+from vopt.optimizer.judge import Judged
 from vopt.optimizer.progress import Progress, finalists
 from vopt.optimizer.propose import EXPLAIN_STARTS, Finish, explain_label
 from vopt.optimizer.recommend import Gain, Override, Recommendation, Rejected, Verdict
@@ -29,6 +29,7 @@ from vopt.optimizer.verdict import (
     gain_of,
     mean_metrics,
     refusal,
+    soak_of,
     success_bound,
 )
 
@@ -47,7 +48,7 @@ def recommend(progress: Progress, finish: Finish) -> Recommendation:
 
 def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
     baseline_refused = refusal(progress, seen.baseline, seen.baseline)
-    soak = next(iter(of_stage(progress.charged, Stage.SOAK)), None)
+    soak = soak_of(progress, seen.arms.finalist, seen.arms.lite)
     arm = chosen_arm(progress, seen)
     soak_failed = _refused_by_soak(progress, seen, arm, soak)
     if better(progress, seen) and not soak_failed:
@@ -119,7 +120,7 @@ def _unconfirmed(progress: Progress) -> Recommendation:
         )
     winner = ranked[0]
     starts = progress.starts_of(winner, Stage.SEARCH, Stage.SCREENING)
-    soak = next(iter(of_stage(progress.charged, Stage.SOAK)), None)
+    soak = soak_of(progress, winner)
     if soak is not None and (failed := _soak_failure(soak)):
         return _no_gain(progress, f"the best configuration failed in its soak: {failed}", None, base_metrics, [])
     merits = [start.merit for start in starts if start.merit is not None]
@@ -233,7 +234,7 @@ def _overrides(
 
 
 def _worth(progress: Progress, name: str, values: Sequence[float], seen: Confirmation) -> Gain | None:
-    labels = [explain_label(name, start) for start in range(1, EXPLAIN_STARTS + 1)]
+    labels = [explain_label(name, start, seen.arms.series) for start in range(1, EXPLAIN_STARTS + 1)]
     without = [start.value for label in labels if (start := progress.labelled(label)) and start.value]
     if not without:
         return None

@@ -62,9 +62,9 @@ def _goal_verdict(
     mine, theirs = _values(arm.starts, objective), _values(seen.baseline.starts, objective)
     if not mine or not theirs:
         return None
-    found = compare(mine, theirs, everything, objective.direction)
+    found = compare(mine, theirs, everything, objective.direction, alpha=seen.level)
     other = Direction.MINIMIZE if objective.direction is Direction.MAXIMIZE else Direction.MAXIMIZE
-    worse = compare(mine, theirs, everything, other).better
+    worse = compare(mine, theirs, everything, other, alpha=seen.level).better
     word = OPEN if found.low is None else BETTER if found.better else WORSE if worse else LIKE
     return GoalVerdict(objective.name, objective.metric, word, Gain(found.ratio, found.low, found.high))
 

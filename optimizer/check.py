@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from vopt.optimizer.check_flags import (
@@ -13,6 +13,7 @@ from vopt.optimizer.check_flags import (
     finding,
     instead_of,
     is_last,
+    meant,
     merged,
     retired_value,
     unknown,
@@ -81,14 +82,21 @@ AskEngine = Callable[[str, Mapping[str, Any]], str]
 
 
 def check_command(
-    command: str | Sequence[str], subject: Subject, *, more: Mapping[str, Any] | None = None, ask: AskEngine | None = None
+    command: str | Sequence[str],
+    subject: Subject,
+    *,
+    more: Mapping[str, Any] | None = None,
+    model: str | None = None,
+    ask: AskEngine | None = None,
 ) -> CheckReport:
-    """Takes a command apart. ``more`` are arguments of its ``--config`` file (read by the caller; flags win over them).
+    """Takes a command apart. ``more`` and ``model`` are what its ``--config`` file says (read by the caller; the command's own
+    words win over them).
 
     ``subject.shape`` ``None``: rules and memory arithmetic that need the model are left out, and the answer says so.
     """
     schema = subject.arguments
     parsed = parse_command(command, schema, strict=False, valueless=valueless_flags(), several=flags_of_several())
+    parsed = replace(parsed, model=parsed.model or model)
     given = {**(more or {}), **parsed.config}
     of = Circumstances(subject)
     findings = [
@@ -164,6 +172,9 @@ def _corrected(
             if retired_value(flag, schema) is not None and config.get(flag.name) == flag.value:
                 del config[flag.name]
                 notes.append(f"{' '.join((flag.written, *flag.words))} is dropped")
+            continue
+        if (switch := meant(flag, schema)) is not None and flag.name is not None:
+            config[flag.name] = switch
             continue
         old = retired().get(canonical(flag.written)) if flag.name is None else None
         if old is not None and old.merge:

@@ -21,8 +21,23 @@ from vopt.search_spaces.model import known_config
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
-COMPARED = ("gpus", "vllm_version", "model", "model_revision", "workload_digest", "space_digest", "goal", "engine")
-"""Setup fields that two measurements must share to be compared; a resume refuses the first that differs."""
+COMPARED = (
+    *("gpus", "vllm_version", "model", "model_revision", "engine", "fixed", "baseline", "front_end", "variables"),
+    *("workload_digest", "space_digest", "goal"),
+)
+"""Setup fields that two measurements must share to be compared; a resume refuses the first that differs. ``space_digest`` comes
+after what it follows from: the cause says more than a digest."""
+
+WORDS = {"fixed": "--set {}", "baseline": "the baseline's {}", "variables": "the environment variable {}"}
+
+PLACES = re.compile(
+    r"VLLM_(API_KEY|(?:CONFIGURE_)?LOGGING(?:_\w+)?|LOG_STATS_INTERVAL|NO_USAGE_STATS|DO_NOT_TRACK|USAGE_\w+|CACHE_ROOT|CONFIG_ROOT"
+    r"|ASSETS_CACHE|XLA_CACHE_PATH|MEDIA_CACHE|RPC_BASE_PATH|DEBUG_DUMP_PATH|HOST_IP|PORT)"
+    r"|HF_\w+|HUGGING\w+|XDG_\w+|(?:CUDA|NVIDIA|HIP|ROCR)_VISIBLE_DEVICES|CUDA_DEVICE_ORDER"
+)
+"""Variables that say where things lie, which of equal devices is used and what is logged, not how an engine computes: vLLM
+itself leaves them out of its compile keys for that reason (``vllm/envs.py``, ``compile_factors``, 0.32). The model's revision
+and the kind of GPU are compared themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +131,28 @@ def host_facts() -> dict[str, Any]:
     }
 
 
-def first_difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    """The first of ``COMPARED`` in which two setups differ, with both values; ``None`` when they are comparable."""
+def first_difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """The first of ``COMPARED`` in which two setups differ, with both values as text; ``None`` when they are comparable.
+
+    Of arguments and variables the one that differs is named. What an earlier version did not store is not known to differ.
+    """
     for name in COMPARED:
-        before, after = (json.loads(json.dumps(setup.get(name), default=str)) for setup in (stored, now))
-        if before != after:
-            return name, before, after
+        before, after = (json.loads(json.dumps(_compared(setup, name), default=str)) for setup in (stored, now))
+        if before is None or before == after:
+            continue
+        if name in WORDS and isinstance(before, dict) and isinstance(after, dict):
+            key = min(key for key in before.keys() | after.keys() if {key: before.get(key, ...)} != {key: after.get(key, ...)})
+            was, is_now = (repr(each[key]) if key in each else "not set" for each in (before, after))
+            return WORDS[name].format(key), was, is_now
+        return name, repr(before), repr(after)
     return None
+
+
+def _compared(setup: Mapping[str, Any], name: str) -> Any:
+    if name != "variables":
+        return setup.get(name)
+    variables = (setup.get("environment") or {}).get("variables")
+    return None if variables is None else {key: value for key, value in variables.items() if not PLACES.fullmatch(key)}
 
 
 def _installed(name: str) -> bool:

@@ -6,8 +6,7 @@ import errno
 import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vopt.objectives.goals import Goal, balance
@@ -16,11 +15,11 @@ from vopt.optimizer.command import split_environment
 from vopt.optimizer.deadlines import deadlines
 from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.engine.floor import check_limits
-from vopt.optimizer.environment import fetch_weights, first_difference
+from vopt.optimizer.environment import fetch_weights
 from vopt.optimizer.errors import EnvironmentLacks, Interrupted, UsageError
 from vopt.optimizer.evaluate import SERVED_STAGES, Bench, Evaluator
 from vopt.optimizer.events import Listener, Note
-from vopt.optimizer.history import SAMPLED_STAGES, Arm, Stage, StudyRecord, TrialRecord, TrialRequest
+from vopt.optimizer.history import SAMPLED_STAGES, Stage, StudyRecord, TrialRecord, TrialRequest
 from vopt.optimizer.host import (
     Watch,
     check_room,
@@ -34,13 +33,19 @@ from vopt.optimizer.host import (
 from vopt.optimizer.interruption import Interruption
 from vopt.optimizer.judge import judge
 from vopt.optimizer.lessons import LessonBook, lessons_file
-from vopt.optimizer.measurement import STALL_FACTOR, Measurement, natural_ends
 from vopt.optimizer.opening import switched_off
 from vopt.optimizer.options import ResumeOptions, SearchOptions
 from vopt.optimizer.preflight import Preflight
-from vopt.optimizer.prepare import find_asked, find_goal, find_load, find_second, setup_of, with_typed
+from vopt.optimizer.prepare import find_asked, find_goal, find_load, find_second, setup_of
 from vopt.optimizer.propose import compile_key
-from vopt.optimizer.report.raw import read_records
+from vopt.optimizer.resumption import (
+    measurement_of,
+    refuse_difference,
+    refuse_lost_lengths,
+    resumption,
+    served_stall_of,
+    unspent,
+)
 from vopt.optimizer.samplers import KINDS
 from vopt.optimizer.schedule import check_budget, plan, plan_notes, plan_text
 from vopt.optimizer.search import search
@@ -48,7 +53,7 @@ from vopt.optimizer.second_load import stored_plan
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.setup import Pinned, SearchSetup
 from vopt.optimizer.space_of import find_space, floor_of, search_setup, space_subject
-from vopt.optimizer.study import Study, read_study, searching
+from vopt.optimizer.study import Study, read_study
 from vopt.optimizer.study_name import checked_name
 from vopt.optimizer.subject import Subject, find_subject, interpreter_of
 from vopt.optimizer.trial import EngineConfig, TrialSpec
@@ -56,7 +61,8 @@ from vopt.optimizer.trial import EngineConfig, TrialSpec
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A search that could start: everything checked, nothing stored, no engine started."""
+    """A search that could start: everything checked, nothing stored, no engine started. ``replays``: its outputs end where the
+    model ends them, so that every start replays the lengths that the baseline saw."""
 
     options: SearchOptions
     subject: Subject
@@ -64,6 +70,7 @@ class Prepared:
     setup: SearchSetup
     stored: dict[str, Any]
     bench: Callable[[Study, Listener, Callable[[EngineConfig], str | None]], Bench]
+    replays: bool = False
 
 
 def prepare(options: SearchOptions, listener: Listener, probe: VllmProbe | None = None) -> Prepared:
@@ -163,7 +170,7 @@ def prepare(options: SearchOptions, listener: Listener, probe: VllmProbe | None 
     stored = setup_of(
         options, subject, goal, load, {"space": space.to_json(), "space_digest": space.digest, "mode": space.mode}, shared
     )
-    return Prepared(options, subject, goal, setup, stored, bench)
+    return Prepared(options, subject, goal, setup, stored, bench, not load.requests.source.ignore_eos)
 
 
 def dry_run(options: SearchOptions, listener: Listener) -> str:
@@ -228,36 +235,21 @@ def relaunch(options: ResumeOptions, listener: Listener) -> StudyRecord:
         UsageError: results of the old and the new run would not compare; names the field that differs.
     """
     record = read_study(options.storage, options.study, data_dir=options.data_dir)
-    before = stored_options(record.setup["options"])
-    typed = with_typed(
-        before,
-        trials=options.trials,
-        rounds=options.rounds,
-        time_budget=options.time_budget,
-        soak=options.soak,
-        storage=options.storage,
-        data_dir=options.data_dir,
-    )
-    with VllmProbe(interpreter_of(typed)) as probe:
-        prepared = prepare(replace(typed, study=record.name, dry_run=False), listener, probe)
-        difference = first_difference(record.setup, prepared.stored)
-        if difference is not None:
-            name, was, now = difference
-            raise UsageError(
-                f"{record.name} was measured with {name} = {was!r}, here it is {now!r}: results would not compare",
-                hint=f"vopt search … --seed-from {record.name}   # a new study; or resume this one where {name} is as it was",
-            )
+    resumed = resumption(record, options)
+    with VllmProbe(interpreter_of(resumed.options)) as probe:
+        prepared = prepare(resumed.options, listener, probe)
+        refuse_difference(record, prepared.stored)
+        prepared = replace(prepared, setup=replace(prepared.setup, earlier=resumed.earlier))
+        if prepared.replays:
+            refuse_lost_lengths(record.name, record.trials)
         with Interruption() as interruption:
-            study = Study.reopen(options.storage, record.name, prepared.setup.space, data_dir=options.data_dir)
-            return _search(prepared, study, listener, probe, interruption)
-
-
-def stored_options(typed: dict[str, Any]) -> SearchOptions:
-    """The options of a study as they were typed; unknown ones (of a later version) are left out."""
-    known = {spec.name for spec in fields(SearchOptions)}
-    paths = ("from_file", "python", "space", "data_dir")
-    values: dict[str, Any] = {name: value for name, value in typed.items() if name in known}
-    return SearchOptions(**values | {name: Path(values[name]) for name in paths if values.get(name) is not None})
+            data_dir = resumed.options.data_dir
+            study = Study.reopen(options.storage, record.name, prepared.setup.space, data_dir=data_dir)
+            study.keep_setup(resumed.setup_of())
+            found = _search(prepared, study, listener, probe, interruption)
+    for text in unspent(prepared.setup, options, record, found):
+        listener(Note(text, important=True))
+    return found
 
 
 def _search(prepared: Prepared, study: Study, listener: Listener, probe: VllmProbe, interruption: Interruption) -> StudyRecord:
@@ -266,7 +258,7 @@ def _search(prepared: Prepared, study: Study, listener: Listener, probe: VllmPro
     shrink(subject, study.directory, options.disk_budget, lambda text: listener(Note(text)))
     book = LessonBook(subject, space_subject(subject), prepared.setup.space, prepared.setup.fixed)
     with (
-        searching(study),
+        study,
         reserved(subject, f"a search of {study.name}"),
         closing(Preflight(subject, lambda text: listener(Note(text, important=True)), probe)) as preflight,
     ):
@@ -319,23 +311,6 @@ def so_far(records: Sequence[TrialRecord], setup: SearchSetup) -> str:
         against = f", {math.exp(best.merit - first.merit) - 1:+.1%} against the baseline, unconfirmed"
     arguments = " ".join(f"{name}={value}" for name, value in best.record.config.items()) or "the defaults"
     return f"{kept}; best so far: trial {best.record.label} ({arguments}{against})"
-
-
-def served_stall_of(records: tuple[TrialRecord, ...]) -> float | None:
-    """When a served request has stalled, from the served baselines of a study that goes on; ``None`` before there was one."""
-    served = [r.metrics for r in records if r.arm is Arm.BASELINE and r.served and r.failure is None and r.metrics is not None]
-    p99_s = served[-1].get("p99_e2e_s") if served else None
-    return None if p99_s is None else STALL_FACTOR * p99_s
-
-
-def measurement_of(records: tuple[TrialRecord, ...]) -> Measurement | None:
-    """The measurement that the study's baseline froze, from what is stored; ``None`` before there was one."""
-    for record in records:
-        frozen = record.environment.get("load_plan")
-        if frozen is not None:
-            first = next(other for other in records if other.failure is None and other.config == record.config)
-            return Measurement.from_json(frozen, natural_ends(read_records(Path(first.directory))))
-    return None
 
 
 def configuration_of(record: StudyRecord, label: str) -> EngineConfig:

@@ -169,8 +169,10 @@ class StoredOptions:
 class ResumeOptions(StoredOptions):
     """Go on after an interruption, a crash, or with a larger budget; what is not given stays as it was."""
 
-    trials: Annotated[int | None, option("A new trial budget.", BUDGET, "--trials", min=1)] = None
-    rounds: Annotated[int | None, option("New confirmation rounds.", BUDGET, "--rounds", min=0, max=5)] = None
+    trials: Annotated[int | None, option("A new trial budget; a finished search goes on.", BUDGET, "--trials", min=1)] = None
+    rounds: Annotated[
+        int | None, option("Confirmation rounds, no fewer than were begun.", BUDGET, "--rounds", min=0, max=5)
+    ] = None
     time_budget: Annotated[
         float | None, option("Wall time from now on.", BUDGET, "--time-budget", parser=duration_s, metavar="TIME")
     ] = None

@@ -226,6 +226,7 @@ def setup_of(
         "workload": load.workload.to_json() if not load.workload.recorded else {"name": load.workload.name},
         "workload_digest": load.workload.digest,
         "fixed": subject.fixed.to_json(),
+        "baseline": subject.baseline.to_json(),
         "front_end": list(subject.front_end),
         "options": clean(typed),
         "seed": options.seed,

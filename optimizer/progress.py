@@ -10,8 +10,10 @@ from functools import cached_property
 from statistics import fmean
 from typing import TypeVar
 
+from vopt.objectives.confidence import levels
 from vopt.objectives.front import front, knee_order
 from vopt.objectives.goals import Goal
+from vopt.optimizer.arms import MOST_ROUNDS, Arms, arms_of, series_of
 from vopt.optimizer.history import Arm, Stage
 from vopt.optimizer.judge import Judged, of_stage
 from vopt.optimizer.lite import lite_config
@@ -62,6 +64,45 @@ class Progress:
         """The confirmation in course: the first finalist whose confirmation has not failed; ``None`` when there is none.
         Finding its lite fits the model, so once for each state of the search."""
         return _arms(self)
+
+    @cached_property
+    def before(self) -> frozenset[str]:
+        """Labels of what was measured before the search was last reopened; none where it never was."""
+        return next((budget.starts for budget in reversed(self.setup.earlier) if budget.reopened), frozenset())
+
+    @cached_property
+    def later(self) -> tuple[Judged, ...]:
+        """The starts since the search was last reopened; all of them where it never was."""
+        return tuple(judged for judged in self.history if judged.record.label not in self.before)
+
+    @property
+    def searched_before(self) -> int:
+        """How many configurations had been searched when more trials were asked for; 0 where they never were."""
+        fewer = [earlier.starts for earlier in self.setup.earlier if earlier.trials < self.setup.budget.trials]
+        return sum(judged.record.label in fewer[-1] for judged in self.searched) if fewer else 0
+
+    @cached_property
+    def earlier_arms(self) -> tuple[Arms, ...]:
+        """The confirmations from before the search was last reopened, in order, without those whose finalist failed."""
+        found = arms_of(
+            start.record for start in of_stage(self.charged, Stage.CONFIRMATION) if start.record.label in self.before
+        )
+        return tuple(arms for arms in found if arms.finalist not in self.failed_finalists)
+
+    @cached_property
+    def failed_finalists(self) -> frozenset[EngineConfig]:
+        starts = of_stage(self.charged, Stage.CONFIRMATION)
+        return frozenset(s.record.config for s in starts if s.record.arm is Arm.FINALIST and s.record.failure is not None)
+
+    def rounds_of(self, arms: Arms) -> int:
+        """How many rounds a confirmation has: as many as are asked for, and never fewer than were begun."""
+        asked = self.setup.budget.rounds
+        return max((n for n in range(asked + 1, MOST_ROUNDS + 1) if any(map(self.labelled, arms.labels(n)))), default=asked)
+
+    def levels_of(self, arms: Arms) -> dict[int, float]:
+        """The rounds after which a confirmation looks, with their levels: by its first plan and what was asked for after it."""
+        given = [e.rounds for e in self.setup.earlier if arms.label(e.rounds, Arm.FINALIST) in e.starts]
+        return levels([*given, self.rounds_of(arms)])
 
     @property
     def baseline_config(self) -> EngineConfig:
@@ -131,8 +172,16 @@ class Progress:
     def starts_of(self, config: EngineConfig, *stages: Stage) -> list[Judged]:
         return [judged for judged in of_stage(self.charged, *stages) if judged.record.config == config]
 
+    def tries(self, label: str) -> int:
+        return sum(judged.record.label == label for judged in self.history)
+
     def labelled(self, label: str) -> Judged | None:
         return next((judged for judged in reversed(self.charged) if judged.record.label == label), None)
+
+    def made(self, label: str, config: EngineConfig) -> Judged | None:
+        """The start of this label, if it was this configuration that was started."""
+        start = self.labelled(label)
+        return start if start is not None and start.record.config == config else None
 
 
 def candidates(progress: Progress) -> list[Judged]:
@@ -200,26 +249,16 @@ def finalists(progress: Progress) -> list[EngineConfig]:
     return [config for _, config, _ in ranked]
 
 
-@dataclass(frozen=True, slots=True)
-class Arms:
-    """The arms of one confirmation. ``lite`` is ``None`` where it would equal the finalist or the baseline."""
-
-    finalist: EngineConfig
-    lite: EngineConfig | None
-    attempt: int
-
-    def label(self, round_: int, arm: Arm) -> str:
-        again = f"-{self.attempt}" if self.attempt > 1 and arm is not Arm.BASELINE else ""
-        return f"confirm-{round_}-{arm}{again}"
-
-
 def _arms(progress: Progress) -> Arms | None:
-    failed: list[EngineConfig] = []
+    """The confirmation of the best finalist that has not failed in one: the one that it has, else a new one, whose every start
+    is a fresh one (those of before the search was reopened belong to another finalist)."""
+    numbers = [series_of(start.record.label) for start in progress.charged if start.record.label in progress.before]
     for attempt, finalist in enumerate(finalists(progress)[:_CONFIRMATION_TRIES], start=1):
+        if finalist in progress.failed_finalists:
+            continue
+        for known in progress.earlier_arms:
+            if known.finalist == finalist:
+                return known
         lite = lite_config(progress.effective, finalist, progress.baseline_config, progress.searched)
-        tried = Arms(finalist, None if lite in failed else lite, attempt)
-        starts = [progress.labelled(tried.label(n, Arm.FINALIST)) for n in range(1, progress.setup.budget.rounds + 1)]
-        if not any(start is not None and start.record.failure is not None for start in starts):
-            return tried
-        failed.append(finalist)
+        return Arms(finalist, None if lite in progress.failed_finalists else lite, attempt, 1 + max(numbers, default=0))
     return None

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from vopt.objectives.confidence import looks
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer import schedule
+from vopt.optimizer.arms import Arms, series_suffix
 from vopt.optimizer.history import Arm, Stage
 from vopt.optimizer.hopeless import beyond_reach
 from vopt.optimizer.judge import ARTEFACT, STOPPED_EARLY, Judged, margins, of_stage
 from vopt.optimizer.moves import Observation
-from vopt.optimizer.progress import SCREENED, Arms, Progress, candidates, objective_merits
+from vopt.optimizer.progress import SCREENED, Progress, candidates, objective_merits
 from vopt.optimizer.setup import SHORT_SEARCH, SearchSetup
 from vopt.optimizer.trial import EngineConfig, Phase
-from vopt.optimizer.verdict import provisional_winner, settled
+from vopt.optimizer.verdict import confirmation, provisional_winner, settled, soak_of
 from vopt.search_spaces.learned import OUT_OF_MEMORY
 from vopt.search_spaces.space import Point
 
@@ -92,7 +92,7 @@ def _search(progress: Progress) -> Step | None:
 
 
 def _later_stage_began(progress: Progress) -> bool:
-    return any(judged.record.stage is not Stage.SEARCH and judged.record.label != MIDWAY for judged in progress.history)
+    return any(judged.record.stage is not Stage.SEARCH and judged.record.label != MIDWAY for judged in progress.later)
 
 
 def trials_left(progress: Progress) -> int:
@@ -216,12 +216,12 @@ def _doubt(judged: Judged, margin: float) -> float | None:
 
 
 def out_of_patience(progress: Progress) -> bool:
-    """Whether the last ``patience`` proposals brought nothing above the noise over the best before them. Of several objectives
-    one of them may have gained: then the whole budget is used."""
+    """Whether the last ``patience`` proposals brought nothing above the noise over the best before them; whoever asks for more
+    trials has patience anew. Of several objectives one of them may have gained: then the whole budget is used."""
     if progress.setup.goal.objectives:
         return False
     patience, noise = progress.setup.budget.patient_for, progress.setup.restart_noise
-    first = 1 + len(progress.setup.pinned) + min(SEEDS, len(progress.setup.space.seeds))
+    first = max(1 + len(progress.setup.pinned) + min(SEEDS, len(progress.setup.space.seeds)), progress.searched_before)
     merits = [judged.merit if judged.may_win and judged.merit is not None else None for judged in progress.searched]
     best, since = None, 0
     for position, (judged, merit) in enumerate(zip(progress.searched, merits, strict=True)):
@@ -265,7 +265,7 @@ def _drift(progress: Progress) -> Step | None:
 
 def _screening(progress: Progress) -> Step | None:
     budget = progress.setup.budget
-    if of_stage(progress.history, Stage.CONFIRMATION, Stage.SOAK, Stage.EXPLAIN):
+    if of_stage(progress.later, Stage.CONFIRMATION, Stage.SOAK, Stage.EXPLAIN):
         return None
     top = candidates(progress)[: min(SCREENED, budget.screening)]
     if len(top) < 2 and budget.rounds:
@@ -277,19 +277,19 @@ def _screening(progress: Progress) -> Step | None:
 
 
 def _confirmation(progress: Progress) -> Step | None:
-    rounds = progress.setup.budget.rounds
-    tried = progress.arms if rounds else None
+    tried = progress.arms if progress.setup.budget.rounds else None
     if tried is None:
         return None
+    rounds, levels = progress.rounds_of(tried), progress.levels_of(tried)
     for round_ in range(1, rounds + 1):
         order = [Arm.BASELINE, Arm.FINALIST, Arm.LITE]
         for arm in order if round_ % 2 else reversed(order):
             config = {Arm.BASELINE: progress.baseline_config, Arm.FINALIST: tried.finalist, Arm.LITE: tried.lite}[arm]
             label = tried.label(round_, arm)
-            if config is None or progress.labelled(label) is not None or _dead(progress, tried, arm, label):
+            if config is None or progress.made(label, config) is not None or _dead(progress, tried, arm, label):
                 continue
             return Run(config, Stage.CONFIRMATION, f"confirmation round {round_} of {rounds}: {arm}", label, arm)
-        if round_ in looks(rounds) and settled(progress, round_):
+        if round_ in levels and settled(progress, round_):
             return None
     return None
 
@@ -298,30 +298,29 @@ def _dead(progress: Progress, tried: Arms, arm: Arm, label: str) -> bool:
     """Whether an arm is out: one of its starts failed for its own fault, or infrastructure failed this start too often."""
     failed = any(
         start is not None and start.record.failure is not None
-        for start in (progress.labelled(tried.label(n, arm)) for n in range(1, progress.setup.budget.rounds + 1))
+        for start in (progress.labelled(tried.label(n, arm)) for n in range(1, progress.rounds_of(tried) + 1))
     )
     tries = sum(judged.record.label == label for judged in progress.history)
     return failed or tries >= 2
 
 
 def _soak(progress: Progress) -> Step | None:
-    if not progress.setup.budget.soak_s or of_stage(progress.charged, Stage.SOAK) or _tries(progress, "soak") >= 2:
-        return None
-    winner = provisional_winner(progress)
+    winner = provisional_winner(progress) if progress.setup.budget.soak_s else None
     if winner is None:
         return None
-    return Run(winner, Stage.SOAK, "soak: the winner at peak load", "soak")
-
-
-def _tries(progress: Progress, label: str) -> int:
-    return sum(judged.record.label == label for judged in progress.history)
+    seen = confirmation(progress)
+    if soak_of(progress, winner, *((seen.arms.finalist, seen.arms.lite) if seen is not None else ())) is not None:
+        return None
+    earlier = {judged.record.label for judged in of_stage(progress.charged, Stage.SOAK)}  # those of other winners
+    label = f"soak{series_suffix(1 + len(earlier))}"
+    return None if progress.tries(label) >= 2 else Run(winner, Stage.SOAK, "soak: the winner at peak load", label)
 
 
 EXPLAIN_STARTS = 2  # of each flag left out
 
 
-def explain_label(name: str, start: int) -> str:
-    return f"explain-{name.replace(':', '-')}-{start}"
+def explain_label(name: str, start: int, series: int) -> str:
+    return f"explain-{name.replace(':', '-')}-{start}{series_suffix(series)}"
 
 
 def _explain(progress: Progress) -> Step | None:
@@ -329,10 +328,11 @@ def _explain(progress: Progress) -> Step | None:
     winner = provisional_winner(progress) if progress.setup.explain else None
     if winner is None:
         return None
+    series = seen.arms.series if (seen := confirmation(progress)) is not None else 1
     for start in range(1, EXPLAIN_STARTS + 1):
         for name in dropped_one_by_one(progress, winner):
-            label = explain_label(name, start)
-            if not _tries(progress, label):
+            label = explain_label(name, start, series)
+            if not progress.tries(label):
                 return Run(winner.without(name), Stage.EXPLAIN, f"explain: the winner without {name}", label)
     return None
 

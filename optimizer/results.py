@@ -88,8 +88,6 @@ def shown(record: TrialRecord) -> dict[str, Any]:
 
 
 def where_it_lies(record: TrialRecord, directory: Path) -> TrialRecord:
-    """The same start with the directory of its evidence as it is now, should the study have been moved since."""
-    if not record.directory or Path(record.directory).is_dir():
-        return record
-    moved = directory / Path(record.directory).name
-    return replace(record, directory=str(moved)) if moved.is_dir() else record
+    """The same start with the directory of its evidence as it is now, should the study have been moved or copied since."""
+    here = directory / Path(record.directory).name
+    return replace(record, directory=str(here)) if record.directory and here.is_dir() else record

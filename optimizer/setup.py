@@ -46,6 +46,17 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
+class EarlierBudget:
+    """What a study was given before a larger budget. ``starts``: the labels of all that was measured under it. ``reopened``:
+    the larger one lets the search itself go on, whatever came after it."""
+
+    trials: int
+    rounds: int
+    starts: frozenset[str]
+    reopened: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """What an engine start and a load are expected to take, seconds, by start class; replaced by what the study sees."""
 
@@ -80,8 +91,8 @@ class SearchSetup:
     the study has seen repeats; ``drift_check`` adds a last start of the baseline for searches whose confirmation is served
     while its trials were not. ``no_serve``: the user asked for a confirmation without the API server; the answer says so.
     ``notes`` go into the answer as they are. ``checks`` makes the memory checks of the space anew from the starts so far,
-    which calibrate them. ``rate``: the requests per second that were typed; ``request_tokens``:
-    prompt and output of one request, on average (0: not known).
+    which calibrate them. ``rate``: the requests per second that were typed; ``request_tokens``: prompt and output of a request,
+    on average (0: not known). ``earlier`` are the budgets that a resumed study had before, in order.
     """
 
     goal: Goal
@@ -104,6 +115,7 @@ class SearchSetup:
     rate: float | None = None
     request_tokens: float = 0.0
     checks: Callable[[Sequence[TrialRecord]], tuple[Check, ...]] | None = None
+    earlier: tuple[EarlierBudget, ...] = ()
 
     @property
     def drift_starts(self) -> int:

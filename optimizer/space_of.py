@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from vopt.objectives.goals import Goal, GoalError, built_in_goal
 from vopt.optimizer import cpu_memory
 from vopt.optimizer.check import check_command as check
 from vopt.optimizer.check import objection_of, render_check
-from vopt.optimizer.command import SEE_SPACE
+from vopt.optimizer.command import SEE_SPACE, LaunchCommand
+from vopt.optimizer.command_in_use import Written, file_command, with_config_file
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.engine.floor import Floor, floor
@@ -27,10 +28,11 @@ from vopt.optimizer.lessons import calibrated, lessons_file, read_lessons, secti
 from vopt.optimizer.load.workload import Workload
 from vopt.optimizer.measurement import Asked
 from vopt.optimizer.options import CheckedSpaceOptions, SearchOptions, SpaceOptions
+from vopt.optimizer.secrecy import refuse_secret
 from vopt.optimizer.setup import Budget, Pinned, SearchSetup, Timing
 from vopt.optimizer.space_report import SPACE_WIDTH, space_document, space_text
 from vopt.optimizer.streams import columns
-from vopt.optimizer.subject import Machine, Subject, find_arguments, find_machine, find_subject, interpreter_of, serve_line
+from vopt.optimizer.subject import Machine, Subject, find_arguments, find_machine, find_subject, interpreter_of
 from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.typed_files import read_typed
 from vopt.search_spaces.arguments import Arguments
@@ -170,6 +172,10 @@ def user_space(path: Path | None) -> SpaceFile | None:
         if read.mode is not None or read.bare is not None:
             key, value = ("mode", read.mode) if read.mode is not None else ("bare", read.bare)
             raise SpaceFileError(str(path), key, value, "a file of yours narrows any mode: choose it by --mode")
+        refuse_secret(f"--space {path}", asdict(read))
+        for declaration in read.declarations:
+            for one in declaration.values or ():
+                refuse_secret(declaration.name, one)
         return read
     except SpaceFileError as error:
         raise SearchSpaceError(error.file, error.key, error.value, error.rule, hint=SEE_SPACE) from None
@@ -287,25 +293,34 @@ def check_command(options: CheckedSpaceOptions) -> SpaceAnswer:
         machine = find_machine(options.simulate, options.gpus, probe.python)
         probe.see(cuda_environment(machine.uuids))
         schema = find_arguments(probe, machine, options.vllm_version, installed=options.python is not None)
-        text = _command_text(options.check or "")
-        subject = _checked_subject(text, schema, machine)
-        report = check(text, subject, ask=None if machine.simulated else objection_of(probe))
-    return SpaceAnswer(render_check(report).rstrip(), report.to_json(), report.exit_code)
+        written = _command_text(options.check or "")
+        parsed, notes = _whole_command(written, schema)
+        subject = _checked_subject(parsed.model, schema, machine)
+        ask = None if machine.simulated else objection_of(probe)
+        report = check(written.command, subject, more=parsed.config, model=parsed.model, ask=ask)
+    text = "\n".join([render_check(report).rstrip(), *([""] if notes else []), *notes])
+    return SpaceAnswer(text, {**report.to_json(), "notes": list(notes)}, report.exit_code)
 
 
-def _command_text(given: str) -> str:
+def _whole_command(written: Written, schema: Arguments) -> tuple[LaunchCommand, tuple[str, ...]]:
+    """The command with its ``--config`` file, where that is here, and what is to be said about what was not read."""
+    parsed = parse_command(written.command, schema, strict=False, valueless=valueless_flags())
+    if parsed.config_file is not None and not Path(parsed.config_file).exists():
+        return parsed, (*written.notes, f"--config {parsed.config_file}: no such file here, so its arguments are not checked")
+    return with_config_file(parsed, schema, strict=False), written.notes
+
+
+def _command_text(given: str) -> Written:
     """The command itself, or what stands in the file of that name."""
     path = Path(given)
     if len(given) > LONGEST_PATH or "\n" in given or not path.is_file():
-        return given
-    text = read_typed(path, "--check", hint="--check 'vllm serve MODEL …', or a file that holds it")
-    return serve_line(text, f"--check {path}") if "serve" in text or "api_server" in text or "docker" in text else text
+        return Written(given)
+    return file_command(path, "--check")
 
 
-def _checked_subject(text: str, schema: Arguments, machine: Machine) -> SpaceSubject:
+def _checked_subject(name: str | None, schema: Arguments, machine: Machine) -> SpaceSubject:
     """The subject of a command to check; a model that cannot be found leaves the memory arithmetic out."""
     gpu = machine.gpu or host_as_gpu()
-    name = parse_command(text, schema, strict=False, valueless=valueless_flags()).model
     shape = None
     if name is not None:
         try:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -127,7 +126,7 @@ class Study:
 
     def records(self) -> tuple[TrialRecord, ...]:
         """Every finished engine start, in order."""
-        return tuple(record for _, record in _finished(self._study))
+        return tuple(where_it_lies(record, self.directory) for _, record in _finished(self._study))
 
     def next_label(self) -> str:
         """The label of the next search or screening start: the number of its Optuna trial."""
@@ -230,6 +229,10 @@ class Study:
     def keep_changes(self, changes: Sequence[Mapping[str, Any]]) -> None:
         """Keep what evidence and failures have changed of the space so far."""
         self._patiently(lambda: self._study.set_user_attr("space_changes", list(changes)))
+
+    def keep_setup(self, setup: Mapping[str, Any]) -> None:
+        """Keep what fixes the study from now on, its budget among it."""
+        self._patiently(lambda: self._study.set_user_attr("setup", dict(setup)))
 
     def conclude(self, recommendation: Recommendation) -> None:
         """Keep the answer."""
@@ -337,12 +340,3 @@ def _finished(study: optuna.Study) -> list[tuple[int, TrialRecord]]:
 
 def _side_starts(study: optuna.Study) -> list[dict[str, Any]]:
     return [value for key, value in study.user_attrs.items() if key.startswith("start:")]
-
-
-@contextmanager
-def searching(study: Study) -> Iterator[Study]:
-    """The study for the time of one search; released at its end."""
-    try:
-        yield study
-    finally:
-        study.close()

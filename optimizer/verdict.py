@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from vopt.objectives.confidence import (
+    ALPHA_FURTHER,
     Comparison,
     compare,
     failure_share_upper,
@@ -19,9 +20,10 @@ from vopt.objectives.confidence import (
 )
 from vopt.objectives.metrics import Metrics
 from vopt.objectives.records import LoadStatus
+from vopt.optimizer.arms import Arms
 from vopt.optimizer.history import Arm, Stage, TrialRecord
 from vopt.optimizer.judge import ARTEFACT, Judged, broken_limits, of_stage
-from vopt.optimizer.progress import Arms, Progress, finalists
+from vopt.optimizer.progress import Progress, finalists
 from vopt.optimizer.recommend import Gain, SuccessBound
 from vopt.optimizer.trial import EngineConfig
 
@@ -47,7 +49,7 @@ class ArmResult:
 @dataclass(frozen=True, slots=True)
 class Confirmation:
     """The confirmation up to one round. ``lite`` is ``None`` without a lite arm; ``comparison`` is finalist against baseline
-    (``None``: one of them has no start that counts)."""
+    (``None``: one of them has no start that counts), its bound at the one-sided ``level`` of this look."""
 
     arms: Arms
     rounds: int
@@ -55,6 +57,7 @@ class Confirmation:
     finalist: ArmResult
     lite: ArmResult | None
     comparison: Comparison | None
+    level: float
 
     @property
     def all_values(self) -> list[tuple[float, ...]]:
@@ -76,24 +79,44 @@ def mean_metrics(records: Sequence[TrialRecord]) -> Metrics | None:
 
 
 def confirmation(progress: Progress, up_to: int | None = None) -> Confirmation | None:
-    """The confirmation in course up to a round (default: all rounds begun); ``None`` before its first start."""
-    tried = progress.arms if progress.setup.budget.rounds else None
-    if tried is None or not of_stage(progress.charged, Stage.CONFIRMATION):
+    """The confirmation in course up to a round (default: all rounds begun); ``None`` before its first start.
+
+    In a study that was given more trials after a confirmation: without ``up_to`` the confirmation that the answer rests on.
+    That is one that shows a better finalist, of several the one with the highest bound, else the last.
+    """
+    tried = progress.arms
+    seen = _seen(progress, tried, up_to) if tried is not None else None
+    if up_to is not None:
+        return seen
+    others = [arms for arms in progress.earlier_arms if tried is None or arms.finalist != tried.finalist]
+    found = [one for one in (*(_seen(progress, arms, None) for arms in others), seen) if one is not None]
+    won = [one for one in found if better(progress, one)] if others else []
+    if won:
+        return max(won, key=lambda one: (one.comparison.bound if one.comparison else None) or 0.0)
+    return found[-1] if found else None
+
+
+def _seen(progress: Progress, tried: Arms, up_to: int | None) -> Confirmation | None:
+    planned = progress.rounds_of(tried)
+    rounds = up_to or planned
+    begun = max((n for n in range(1, rounds + 1) if any(map(progress.labelled, tried.labels(n)))), default=0)
+    if not begun:
         return None
-    rounds = up_to or progress.setup.budget.rounds
     configs = {Arm.BASELINE: progress.baseline_config, Arm.FINALIST: tried.finalist, Arm.LITE: tried.lite}
     results = {arm: _arm(progress, tried, arm, config, rounds) for arm, config in configs.items() if config is not None}
     everything = [result.values for result in results.values() if result.values]
     baseline, finalist = results[Arm.BASELINE], results[Arm.FINALIST]
+    levels = progress.levels_of(tried)
+    level = levels.get(up_to or begun, levels.get(planned, ALPHA_FURTHER))
     comparison = None
     if baseline.values and finalist.values:
-        comparison = compare(finalist.values, baseline.values, everything, progress.setup.goal.direction)
-    begun = max((n for n in range(1, rounds + 1) if progress.labelled(tried.label(n, Arm.BASELINE))), default=0)
-    return Confirmation(tried, begun, baseline, finalist, results.get(Arm.LITE), comparison)
+        comparison = compare(finalist.values, baseline.values, everything, progress.setup.goal.direction, alpha=level)
+    return Confirmation(tried, begun, baseline, finalist, results.get(Arm.LITE), comparison, level)
 
 
 def _arm(progress: Progress, tried: Arms, arm: Arm, config: EngineConfig, rounds: int) -> ArmResult:
-    labelled = (progress.labelled(tried.label(n, arm)) for n in range(1, rounds + 1))
+    """One arm, of the starts of its own configuration: a label says where a start stands, not what was started."""
+    labelled = (progress.made(tried.label(n, arm), config) for n in range(1, rounds + 1))
     starts = tuple(start for start in labelled if start is not None)
     failure = next(
         (start.reason for start in starts if start.record.failure is not None or start.record.status not in MEASURED_STATUSES),
@@ -145,6 +168,12 @@ def refusal(progress: Progress, result: ArmResult, baseline: ArmResult) -> str:
 def failure_allowance(progress: Progress) -> float | None:
     limit = next((limit for limit in progress.setup.goal.limits if limit.metric == "success_rate" and limit.op == ">="), None)
     return None if limit is None or limit.relative_to_baseline else 1 - limit.value
+
+
+def soak_of(progress: Progress, *configs: EngineConfig | None) -> Judged | None:
+    """The soak of one of these configurations, the last of several; ``None`` before there was one."""
+    soaks = of_stage(progress.charged, Stage.SOAK)
+    return next((soak for soak in reversed(list(soaks)) if soak.record.config in configs), None)
 
 
 def success_bound(progress: Progress, config: EngineConfig) -> SuccessBound | None:

@@ -29,7 +29,7 @@ from vopt.optimizer.load.plan import LoadPlan
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.load.virtual_time import run_virtual
 from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Phase, StartClass, Started, TrialSpec
-from vopt.search_spaces.defaults import LATEST_VERSION, Resolved, capture_sizes
+from vopt.search_spaces.defaults import LATEST_VERSION, Resolved, capture_sizes, resolve
 from vopt.search_spaces.memory import MemoryPlan, memory_plan
 from vopt.search_spaces.shape import ModelShape
 
@@ -67,10 +67,6 @@ All others are accepted and change nothing but, some of them, how long a start t
 alone. Of ``optimization_level`` and ``cudagraph_mode`` only "no graphs at all" shows, of ``cudagraph_capture_sizes`` only
 the largest, of ``cpu_offload_gb`` only the memory: too little to search them by.
 """
-
-WARM_KV_GAIN = 0.0028
-"""A dense model's KV cache is that much larger once its caches are warm (814 368 -> 816 640 tokens, measured)."""
-
 
 TICK_S = 5.0
 TICKS = 120
@@ -135,12 +131,11 @@ class SimulatedSession:
     def start(self, on_phase: OnPhase) -> Started:
         spec, shape = self._spec, self._shape
         on_phase(Phase.START, f"simulated {self._hardware.driver_name}: starting {spec.model}")
-        plan = memory_plan(shape, self._hardware.gpu, spec.arguments, self._version)
-        resolved = plan.resolved
+        resolved = resolve(shape, self._hardware.gpu, spec.arguments, self._version)
         key = compile_key(shape, spec.arguments, resolved, self._version)
         start_class = self._caches.start_class(shape, key)
-        if start_class is not StartClass.FIRST and not shape.hybrid and resolved.kv_cache_memory_bytes is None:
-            plan = replace(plan, kv_bytes=round(plan.kv_bytes * (1 + WARM_KV_GAIN)))
+        compiled = start_class is StartClass.KNOWN_KEY
+        plan = memory_plan(shape, self._hardware.gpu, spec.arguments, self._version, compiled=compiled)
         parts = self._parts(plan, start_class)
         failed = start_failure(shape, self._hardware.gpu, spec.arguments, plan, self._gpus)
         if failed is not None:

@@ -1,8 +1,8 @@
 """How long a simulated engine takes to start, part by part, and which of its parts the caches of earlier starts save.
 
 Measured on an H200 with vLLM 0.22.1 and dummy weights (seconds, first start / new compile key / known key): Qwen3.5-9B
-217.6 / 68.9 / 40.5, Qwen3-8B 78.3 / 47.6 / 25.1, Qwen3-0.6B 85.7 / 35.3 / 17.3, with the Triton and vLLM caches shared by all
-starts.
+197 to 218 / 60 to 70 / 36 to 41, Qwen3-8B 78 to 84 / 29 to 48 / 16 to 25, Qwen3-0.6B 86 / 26 to 35 / 15 to 17, with the
+Triton and vLLM caches shared by all starts. The ranges are of four hosts of one kind: what is computed lies inside them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from vopt.optimizer.trial import StartClass
 from vopt.search_spaces.defaults import GIB, Resolved, capture_sizes, version_key
 from vopt.search_spaces.shape import ModelShape
 
-IMPORT_S = 15.0
+IMPORT_S = 10.0
+"""7 to 16 s on four hosts."""
 READ_BYTES_PER_S = 4.0 * GIB
 """Reading weights that lie in the page cache or on a local NVMe drive."""
 DUMMY_BYTES_PER_S = 9.0 * GIB
@@ -100,15 +101,15 @@ def start_parts(
 
 
 def _capture_s(graphs: int, hybrid: bool) -> float:
-    """Measured for 51 + 51 graphs: 4 to 6 s with the dense models, 6 to 7 s and 2 s of their estimate with Qwen3.5-9B."""
-    return 0.03 * graphs + (5.0 if hybrid else 2.0) if graphs else 0.0
+    """Measured for 51 + 51 graphs: 3 to 6 s with the dense models, 6 to 7 s and 2 s of their estimate with Qwen3.5-9B."""
+    return 0.03 * graphs + (5.0 if hybrid else 1.0) if graphs else 0.0
 
 
 def _compile_s(layers: int, hybrid: bool, first: bool, known: bool) -> float:
-    """Measured for dense models of 28 and 36 layers: 30.7 and 29.2 s first, 19.5 and 29.6 s with a new key, 4.6 and 8.7 s with
-    a known one; for the hybrid of 32 layers 52.8, 32.8 and 4.2 to 5.1 s."""
+    """Measured for dense models of 28 and 36 layers: 29 to 37 s first, 17 to 23 and 18 to 30 s with a new key, 4.6 to 5.2 and
+    5.6 to 8.7 s with a known one; for the hybrid of 32 layers 44 to 53, 31 to 37 and 4.2 to 5.2 s."""
     if known:
-        return 0.17 * layers if hybrid else 0.22 * layers
+        return 0.17 * layers
     if first:
         return 1.65 * layers if hybrid else 30.0
-    return (1.02 if hybrid else 0.82) * layers
+    return (1.02 if hybrid else 0.65) * layers

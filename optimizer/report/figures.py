@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from vopt.optimizer.history import Arm, Stage, TrialRecord
+from vopt.optimizer.history import Arm, TrialRecord
 from vopt.optimizer.report import wording
 from vopt.optimizer.report.chart import (
     BASELINE,
@@ -126,7 +126,7 @@ def pareto(view: StudyView, latency: str = "p95_ttft_s") -> FigureSpec | None:
 
 def confirmation(view: StudyView) -> FigureSpec | None:
     """Every start of the confirmation by arm: what the interval of the gain rests on."""
-    rows = [trial for trial in view.trials if trial.stage is Stage.CONFIRMATION and trial.arm and view.value(trial) is not None]
+    rows = [trial for trial in view.confirmed if trial.arm and view.value(trial) is not None]
     if len(rows) < 2:
         return None
     traces = []

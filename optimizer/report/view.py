@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vopt.objectives.records import LoadStatus
+from vopt.optimizer.arms import series_of
 from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord
 from vopt.optimizer.judge import SOAK_ENDINGS
 from vopt.optimizer.recommend import Gain, Recommendation, Rejected, Verdict
@@ -166,7 +167,16 @@ class StudyView:
     def _finalist(self) -> tuple[TrialRecord, ...]:
         if self.answer is None or self.answer.winner_config is not None:
             return ()
-        return tuple(trial for trial in self.trials if trial.arm is Arm.FINALIST and trial.metrics and not trial.failure)
+        return tuple(trial for trial in self.confirmed if trial.arm is Arm.FINALIST)
+
+    @property
+    def confirmed(self) -> tuple[TrialRecord, ...]:
+        """The measured starts of the confirmation that the answer rests on: the winner's, else the last. A study that was
+        given more trials after its confirmation may have had several, and these share no start."""
+        starts = [t for t in self.trials if t.stage is Stage.CONFIRMATION and t.metrics and not t.failure]
+        winner = self.answer.winner_config if self.answer else None
+        mine = [t for t in starts if t.config == winner and t.arm is not Arm.BASELINE] or starts
+        return tuple(t for t in starts if series_of(t.label) == series_of(mine[-1].label))
 
     def arm(self, *, winner: bool) -> tuple[TrialRecord, ...]:
         """The starts that the figures of an arm rest on: its confirmation, else every start of that configuration."""
@@ -175,10 +185,10 @@ class StudyView:
             return ()
         if winner:
             same = [trial for trial in self.trials if trial.config == config and trial.metrics and not trial.failure]
-            confirmed = [trial for trial in same if trial.stage is Stage.CONFIRMATION and trial.arm is not Arm.BASELINE]
+            confirmed = [trial for trial in self.confirmed if trial.config == config and trial.arm is not Arm.BASELINE]
             decided = [trial for trial in same if trial.stage in (Stage.SEARCH, Stage.SCREENING)]
             return _one_arm(confirmed) or tuple(decided)
-        confirmed = [trial for trial in self.trials if trial.arm is Arm.BASELINE and trial.metrics and not trial.failure]
+        confirmed = [trial for trial in self.confirmed if trial.arm is Arm.BASELINE]
         first = [trial for trial in self.searched[:1] if trial.metrics]
         return tuple(confirmed or first)
 

@@ -1,10 +1,11 @@
 """Does the verdict keep its promises? Simulated starts through the real confirmation and verdict, many studies per cell.
 
-    python tests/benchmarks/calibration.py [--studies 400] [--rounds 3] [--json]
+    python tests/benchmarks/calibration.py [--studies 400] [--rounds 3 [4 5]] [--json]
 
 Cells: restart noise of 0.3, 1 and 2.5 % and a bimodal family (15 % of starts 6 % slow at 1 % noise), each without any gain
 over the baseline and with a true gain of 5 %. Printed: the share of "better", the bias of the printed gain over all studies,
-the median smallest visible gain, and the rounds taken.
+the median smallest visible gain, and the rounds taken. Several numbers of rounds: the study is resumed with more after each
+answer that is not "better", as somebody would who wants a gain.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -30,7 +31,7 @@ from vopt.optimizer.judge import Judged, judge
 from vopt.optimizer.progress import Progress
 from vopt.optimizer.propose import Finish, Run, Sample, next_step
 from vopt.optimizer.recommend import Recommendation, Verdict
-from vopt.optimizer.setup import Budget, SearchSetup
+from vopt.optimizer.setup import Budget, EarlierBudget, SearchSetup
 from vopt.optimizer.trial import EngineConfig
 
 Noise = Callable[[np.random.Generator], float]
@@ -74,14 +75,15 @@ class Cell:
     rounds: float
 
 
-def study(noise: Noise, gain: float, rng: np.random.Generator, rounds: int) -> tuple[Recommendation, int]:
+def study(noise: Noise, gain: float, rng: np.random.Generator, plans: Sequence[int]) -> tuple[Recommendation, int]:
     """The confirmation of one finalist through the real steps and the real verdict: the answer and how many rounds it took.
+    ``plans`` are the numbers of rounds that the study is given one after the other, as long as it does not say "better".
 
     Baseline and finalist have one start each before it, as after a search: the data that chose the finalist decide nothing,
     so how it was chosen needs no simulation.
     """
     landscape = Landscape("two", space_of_two(), lambda point: Truth(10_000 * (1 + gain * (point["max_num_seqs"] == 512))))
-    budget = Budget(trials=3, rounds=rounds, time_s=None, soak_s=0)
+    budget = Budget(trials=3, rounds=plans[0], time_s=None, soak_s=0)
     setup = SearchSetup(goal=landscape.goal, space=landscape.space, budget=budget, early_end=False)
 
     def start(run: Run, label: str) -> Judged:
@@ -94,22 +96,33 @@ def study(noise: Noise, gain: float, rng: np.random.Generator, rounds: int) -> t
     # The finalist's first start stands for the one that made it a finalist: never so low that it would not be confirmed.
     lifted = max(first[1].merit or 0.0, first[0].merit or 0.0)
     progress = Progress(setup, (first[0], replace(first[1], merit=lifted)), exhausted=True)
+    left = list(plans[1:])
     while True:
         match next_step(progress):
             case Run() as run:
-                progress = Progress(setup, (*progress.history, start(run, run.label)), exhausted=True)
+                progress = Progress(progress.setup, (*progress.history, start(run, run.label)), exhausted=True)
             case Finish() as finish:
-                starts = [judged for judged in progress.history if judged.record.arm is Arm.BASELINE]
-                return recommend(progress, finish), len(starts)
+                answer = recommend(progress, finish)
+                if not left or answer.verdict is Verdict.BETTER:
+                    return answer, sum(judged.record.arm is Arm.BASELINE for judged in progress.history)
+                progress = Progress(_resumed(progress, left.pop(0)), progress.history, exhausted=True)
             case Sample():
                 raise AssertionError("the search is over before its confirmation")
 
 
-def cell(name: str, gain: float, studies: int, *, rounds: int = 3) -> Cell:
+def _resumed(progress: Progress, rounds: int) -> SearchSetup:
+    budget = progress.setup.budget
+    labels = frozenset(judged.record.label for judged in progress.history)
+    earlier = (*progress.setup.earlier, EarlierBudget(budget.trials, budget.rounds, labels))
+    return replace(progress.setup, budget=replace(budget, rounds=rounds), earlier=earlier)
+
+
+def cell(name: str, gain: float, studies: int, *, rounds: int | Sequence[int] = 3) -> Cell:
     """One cell of the table; ``gain`` is a share (0.05: the finalist is 5 % faster)."""
     won, biases, visible, taken = 0, [], [], []
+    plans = [rounds] if isinstance(rounds, int) else rounds
     for seed in range(studies):
-        answer, used = study(NOISES[name], gain, np.random.default_rng([seed, round(1000 * gain), len(name)]), rounds)
+        answer, used = study(NOISES[name], gain, np.random.default_rng([seed, round(1000 * gain), len(name)]), plans)
         won += answer.verdict is Verdict.BETTER
         taken.append(used)
         if answer.gain is not None:
@@ -123,7 +136,7 @@ def cell(name: str, gain: float, studies: int, *, rounds: int = 3) -> Cell:
 def main(arguments: Iterable[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--studies", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, nargs="+", default=[3])
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(list(arguments) if arguments is not None else None)
     cells = [cell(name, gain, options.studies, rounds=options.rounds) for name in NOISES for gain in (0.0, 0.05)]

@@ -35,8 +35,9 @@ from vopt.optimizer.load.materialise import materialise
 from vopt.optimizer.load.plan import Arrivals, LoadPlan
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.load.workload import CHAT, Workload
-from vopt.optimizer.trial import Deadlines, EngineConfig, EngineFailure, Started, TrialSpec
+from vopt.optimizer.trial import Deadlines, EngineConfig, EngineFailure, StartClass, Started, TrialSpec
 from vopt.search_spaces.model import known_model
+from vopt.search_spaces.shape import ModelShape
 
 PUBLISHED = ASSETS.parent / "published_trials.json"
 NOISE = 0.02
@@ -102,15 +103,28 @@ def source_of(workload: Workload, max_model_len: int, seed: int) -> RequestSourc
     return made.source
 
 
+@dataclass
+class RecordedCaches(SimulatedCaches):
+    """Caches in the state that a recorded start found them in: what ran on that host before the record began is not in it."""
+
+    found: StartClass | None = None
+
+    def start_class(self, shape: ModelShape, key: str) -> StartClass:
+        return super().start_class(shape, key) if self.found is None else self.found
+
+
 def of_table(path: Path) -> Iterator[Compared]:
-    """Every start of a table, at each of its load levels; the caches of the simulation grow in the recorded order."""
+    """Every start of a table, at each of its load levels. Where the record lacks a start's class, the caches of the simulation
+    say it, which grow in the recorded order."""
     table = read_table(path)
-    header, caches = table.header, SimulatedCaches()
+    header, caches = table.header, RecordedCaches()
     device, version = device_of(header["gpus"]), header["vllm_version"]
     fixed = header["fixed"]
     source = source_of(Workload.from_json(header["workload"]), fixed.get("max_model_len", 32768), header["seed"])
     model = {name.lower(): f"Qwen/{name}" for name in MODELS}.get(header["model"].lower(), header["model"])
     for start in table.starts:
+        recorded = start.started.get("start_class")
+        caches.found = StartClass(recorded) if recorded else None
         yield from of_start(
             path.stem, start, session(model, fixed | dict(start.config), device, version, caches), source, header
         )

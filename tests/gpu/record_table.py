@@ -1,6 +1,6 @@
 """Records a table of engine starts of one model: at least 60 configurations, three load levels on each start, two starts.
 
-    python tests/gpu/record_table.py --models MODELS [--model qwen3-0.6b] [--budget 540] [--rows 72] [--window 6]
+    python tests/gpu/record_table.py --models MODELS [--model qwen3-8b] [--budget 540] [--rows 72] [--window 6]
 
 Run it again until it says that nothing remains: what is in the file is not measured again. Exit code 10: starts remain.
 The file (``--out``) is what the regret replay and the simulator's benchmark read; `README.md` here describes its lines.
@@ -35,9 +35,9 @@ START_S = 60.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    starts.add_options(parser, out="tests/assets/h200/qwen3-0.6b-table.jsonl")
+    starts.add_options(parser, out="tests/assets/h200/qwen3-8b-table.jsonl")
     parser.set_defaults(window=6.0, workload=str(WORKLOAD))
-    parser.add_argument("--model", default="qwen3-0.6b")
+    parser.add_argument("--model", default="qwen3-8b", help="one that the GPU bounds, not the thread that feeds it (qwen3-8b)")
     parser.add_argument("--rows", type=int, default=ROWS, help=f"how many configurations ({ROWS})")
     parser.add_argument("--levels", default=",".join(map(str, LEVELS)), help="requests in flight of the loads of a start")
     parser.add_argument(

@@ -36,7 +36,7 @@ SPACE: Mapping[str, tuple[Any, ...]] = {
     "async_scheduling": (None, False),
     "kv_cache_dtype": (None, "fp8"),
     "performance_mode": (None, "throughput", "interactivity"),
-    "gpu_memory_utilization": (None, 0.1, 0.5),
+    "gpu_memory_utilization": (None, 0.2, 0.5),
 }
 """Values by argument; ``None`` is vLLM's default, the rest from the most to the least telling."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -17,6 +18,7 @@ from vopt.objectives.confidence import (
     compare_all,
     enough_requests,
     failure_share_upper,
+    levels,
     like_starts,
     lite_suffices,
     looks,
@@ -101,10 +103,48 @@ def test_values_must_be_positive_numbers(value: float) -> None:
 
 def test_looks() -> None:
     assert looks(5) == (3, 5)
-    assert looks(3) == looks(4) == (3,)
+    assert looks(3) == (3,)
+    assert looks(4) == (4,)
     assert looks(2) == (2,)
     assert looks(8) == (8,)
     assert looks(0) == ()
+
+
+@pytest.mark.parametrize(
+    ("plans", "expected"),
+    [
+        ([3], {3: 0.03}),
+        ([5], {3: 0.03, 5: 0.03}),
+        ([3, 5], {3: 0.03, 5: 0.03}),
+        ([3, 4], {3: 0.03, 4: 0.01}),
+        ([3, 4, 5], {3: 0.03, 4: 0.01, 5: 0.03}),
+        ([4, 5], {4: 0.03, 5: 0.01}),
+        ([2, 3, 5], {2: 0.03, 3: 0.01, 5: 0.01}),
+        ([1, 3], {1: 0.03, 3: 0.03}),  # nothing can be said after one round
+        ([5, 4], {3: 0.03, 5: 0.03}),  # fewer rounds take no look back
+        ([0, 3], {3: 0.03}),
+    ],
+)
+def test_levels_of_a_study_that_is_given_more_rounds(plans: list[int], expected: dict[int, float]) -> None:
+    assert levels(plans) == expected
+
+
+def test_no_way_of_asking_for_more_rounds_says_better_of_equal_arms_in_more_than_five_percent() -> None:
+    """Every increasing sequence of plans up to five rounds, three arms and two, 60,000 simulated studies each."""
+    rng = np.random.default_rng(5)
+    studies, error = 60_000, 2 * math.sqrt(0.05 * 0.95 / 60_000)
+    for arms in (3, 2):
+        logs = rng.normal(0, 0.01, (studies, arms, 5))
+        t = {}
+        for n in range(2, 6):
+            sd = np.maximum(np.sqrt(logs[:, :, :n].var(axis=2, ddof=1).mean(axis=1)), SD_FLOOR)
+            t[n] = (logs[:, 1, :n].mean(axis=1) - logs[:, 0, :n].mean(axis=1)) / (sd * math.sqrt(2 / n))
+        sequences = [plans for size in range(1, 6) for plans in itertools.combinations(range(1, 6), size)]
+        for plans in sequences:
+            said = np.zeros(studies, dtype=bool)
+            for look, level in levels(plans).items():
+                said |= t[look] > stats.t.ppf(1 - level, arms * (look - 1)) if look > 1 else False
+            assert said.mean() <= 0.05 + error, plans
 
 
 def said_better(rng: random.Random, true_gain: float, noise: float, slow_share: float = 0.0) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,50 @@ def test_the_guides_command_cannot_start_and_its_successor_can(version: str) -> 
 )
 def test_exit_codes(command: str, code: int) -> None:
     assert check_command(command, subject()).exit_code == code
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize("version", stored_versions())
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            "--speculative-model [ngram] --num-speculative-tokens 5 --ngram-prompt-lookup-max 4",
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}},
+        ),
+        (
+            "--num-speculative-tokens 5 --ngram-prompt-lookup-max 4 --speculative-model ngram",
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}},
+        ),
+        (
+            "--ngram-prompt-lookup-max 4 --num-speculative-tokens 5",
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}},
+        ),
+        (
+            "--num-speculative-tokens 5 --speculative-model small/draft",
+            {"speculative_config": {"method": "draft_model", "model": "small/draft", "num_speculative_tokens": 5}},
+        ),
+        ("--guided-decoding-backend outlines", {"structured_outputs_config": {"backend": "outlines"}}),
+        (f"--max-model-len 65536 --rope-scaling '{json.dumps(YARN)}'", {"hf_overrides": {"rope_parameters": YARN}}),
+        ("--rope-theta 1000000", {"hf_overrides": {"rope_theta": 1000000}}),
+        ("--enable-chunked-prefill=False --max-model-len 4096", {"enable_chunked_prefill": False}),
+        ("--no-enable-prefix-caching=false", {"enable_prefix_caching": True}),
+        ("--enforce-eager=true", {"enforce_eager": True}),
+    ],
+)
+def test_old_words_become_todays(version: str, old: str, new: dict[str, object]) -> None:
+    """What was meant is kept: nothing that has a modern form is dropped, and the context is not cut for it."""
+    report = check_command(f"vllm serve Qwen/Qwen3-14B {old}", subject(version))
+    assert report.exit_code == 6
+    assert not any("dropped" in change for change in report.changes), report.changes
+    assert report.accepted is not None
+    config = parse_command(report.accepted, stored_arguments(version)).config
+    assert new.items() <= config.items(), config
+    if "65536" in old:
+        assert config["max_model_len"] == 65536
+    assert check_command(report.accepted, subject(version)).exit_code in (0, 1)
 
 
 def test_a_broken_combination_is_repaired_in_the_accepted_command() -> None:

@@ -52,6 +52,10 @@ def slow(noise: str, rounds: int) -> Any:
     return pytest.param(noise, rounds, marks=pytest.mark.slow)
 
 
+def slow_plans(*plans: int) -> Any:
+    return pytest.param(plans, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("noise", "rounds"),
     [("1 %", 3), slow("1 %", 5), slow("0.3 %", 3), slow("2.5 %", 3), slow("bimodal", 3), slow("bimodal", 5)],
@@ -60,6 +64,13 @@ def test_two_hundred_studies_without_a_gain_say_better_in_at_most_five_percent(n
     none = cell(noise, 0.0, 200, rounds=rounds)
     assert none.better <= 0.05 + 2 * (0.05 * 0.95 / 200) ** 0.5
     assert none.rounds > rounds - 0.5, "only a claim may end the confirmation early"
+
+
+@pytest.mark.parametrize("plans", [(3, 4, 5), slow_plans(2, 3, 4, 5), slow_plans(1, 2, 3, 5), slow_plans(3, 5)])
+def test_asking_for_more_rounds_until_it_is_better_says_so_in_at_most_five_percent(plans: tuple[int, ...]) -> None:
+    none = cell("1 %", 0.0, 200, rounds=plans)
+    assert none.better <= 0.05 + 2 * (0.05 * 0.95 / 200) ** 0.5
+    assert none.rounds > 4.5, "the study was resumed to its last plan"
 
 
 @pytest.mark.slow
