@@ -177,7 +177,7 @@ def _bench_engine(options: BenchOptions, asked: Asked, slos: Mapping[str, float]
 
     def begin(start: int) -> None:
         request = TrialRequest(str(start + 1), config, Stage.SEARCH)
-        told(TrialBegan(request, "to be measured" if start == 0 else "a fresh start"))
+        told(TrialBegan(request, "" if start == 0 else "a fresh start"))
 
     labels = BenchLabels(
         model=subject.model.name,

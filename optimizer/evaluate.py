@@ -143,7 +143,7 @@ class Evaluator:
     def _load(
         self, request: TrialRequest, spec: TrialSpec, session: Session, clock: _PhaseClock
     ) -> tuple[LoadResult, tuple[LoadResult, ...]]:
-        clock.begin(Phase.LOAD, "loading")
+        clock.begin(Phase.LOAD, "sending requests")
         if request.stage is Stage.SOAK:
             return self._soak(request, session), ()
         log = spec.directory / LOG

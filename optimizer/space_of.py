@@ -41,6 +41,7 @@ from vopt.search_spaces.build import build_space, memory_check
 from vopt.search_spaces.choices import Choices, parse_choices
 from vopt.search_spaces.defaults import Gpu
 from vopt.search_spaces.evidence import WorkloadFacts
+from vopt.search_spaces.known_names import check_names
 from vopt.search_spaces.memory import Calibration
 from vopt.search_spaces.model import ShapeError, known_model, shape_from_config
 from vopt.search_spaces.parameter import Inactive
@@ -70,7 +71,7 @@ NOT_MODELLED = "the simulation does not model it"
 def find_space(options: SpaceOptions, subject: Subject, workload: Workload, goal: str, concurrency: int | None) -> SearchSpace:
     """The space of one study. Raises ``SearchSpaceError`` for files and choices that cannot be meant, ``UsageError`` for
     ``--vary`` of what a simulation does not model."""
-    user = user_space(options.space)
+    user = user_space(options.space, subject.schema)
 
     def made(choices: Choices) -> SearchSpace:
         return build_space(
@@ -162,8 +163,9 @@ def host_as_gpu() -> Gpu:
     return Gpu("cpu", cpu_memory.memory_bytes())
 
 
-def user_space(path: Path | None) -> SpaceFile | None:
-    """The file of ``--space``, on top of the built-in space. Raises ``SearchSpaceError`` for what it cannot mean."""
+def user_space(path: Path | None, arguments: Arguments | None = None) -> SpaceFile | None:
+    """The file of ``--space``, on top of the built-in space. Raises ``SearchSpaceError`` for what it cannot mean; with
+    ``arguments`` also for a parameter that neither they nor another release have."""
     if path is None:
         return None
     try:
@@ -176,6 +178,8 @@ def user_space(path: Path | None) -> SpaceFile | None:
         for declaration in read.declarations:
             for one in declaration.values or ():
                 refuse_secret(declaration.name, one)
+        if arguments is not None:
+            check_names(read, arguments)
         return read
     except SpaceFileError as error:
         raise SearchSpaceError(error.file, error.key, error.value, error.rule, hint=SEE_SPACE) from None

@@ -48,6 +48,12 @@ def _lines(space: SearchSpace, width: int) -> Iterator[str]:
         for seed in space.seeds:
             words = ", ".join(f"{n}={_word(v)}" for n, v in seed.point.items() if not same(v, space[n].default))
             yield from _wrapped(f"{words}: {seed.reason}", "  ", width)
+    if space.facts.get("forbidden"):
+        yield ""
+        yield "never together"
+        for entry in space.facts["forbidden"]:
+            words = ", ".join(f"{name} {_condition(value)}" for name, value in entry["conditions"].items())
+            yield from _wrapped(f"{words}: {entry['why']}", "  ", width)
     if space.facts.get("set"):
         yield ""
         yield "in every trial"
@@ -60,6 +66,22 @@ def _lines(space: SearchSpace, width: int) -> Iterator[str]:
         for entry in sorted(space.inactive, key=lambda entry: entry.reopens_on is None):
             later = f" (reopens on {entry.reopens_on.replace('_', ' ')})" if entry.reopens_on else ""
             yield from _wrapped(f"{entry.name:<{longest}}  {entry.reason}{later}", "  ", width, longest + 4)
+
+
+def _condition(value: Any) -> str:
+    """``= 512``, ``at least 4``."""
+    if isinstance(value, dict) and value.keys() <= {"at_least", "at_most"}:
+        return " and ".join(f"{side.replace('_', ' ')} {_word(bound)}" for side, bound in value.items())
+    return f"= {_word(value)}"
+
+
+def left_out(space: SearchSpace) -> list[str]:
+    """What a search says of the knobs that its workload cannot show, each with its reason; those that are never varied unasked
+    are left to ``vopt space``."""
+    rows = [f"{entry.name} ({entry.reason})" for entry in space.inactive if entry.reopens_on]
+    others = len(space.inactive) - len(rows)
+    said = f"left at vLLM's default: {'; '.join(rows)}" if rows else ""
+    return [f"{said}; and {others} more, all in vopt space"] if rows and others else [said] if rows else []
 
 
 def _title(space: SearchSpace) -> str:

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from vopt.optimizer.events import Event, LoadTicked, Note, PhaseBegan, TrialBegan, TrialEnded
+from vopt.optimizer.events import Event, LoadTicked, Note, PhaseBegan, TrialEnded
 from vopt.optimizer.report.blocks import Block, Code, Facts, Line, Table, Tone, folded, plain_text, table_lines
 from vopt.optimizer.report.live import MemoryUse, Progress
 
@@ -90,7 +90,7 @@ class ProgressDisplay:
             case DisplayMode.PLAIN:
                 self._write(self._progress.plain_line(event, at_s))
             case DisplayMode.LIVE:
-                if not isinstance(event, LoadTicked | PhaseBegan | TrialBegan):
+                if not isinstance(event, LoadTicked | PhaseBegan):
                     self._above(event, at_s)
 
     def _write(self, line: str | None) -> None:
