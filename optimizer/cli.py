@@ -215,8 +215,9 @@ def _view(study: StudyRecord) -> StudyView:
 def bench(options: BenchOptions) -> int | None:
     """Measure one configuration, a running server, or a study's recommendation again."""
     from vopt.optimizer.bench_run import bench as run_bench
+    from vopt.optimizer.bench_study import metric_of
 
-    with _progress("tokens_per_s", True, options.simulate is not None, options.json) as listener:
+    with _progress(*metric_of(options), options.simulate is not None, options.json) as listener:
         outcome = run_bench(options, listener)
     if options.json:
         _print_json(outcome.document)
