@@ -29,6 +29,7 @@ from vopt.optimizer.breach import kind_of
 from vopt.optimizer.command import flags_text
 from vopt.optimizer.explain import EXPLAIN_STARTS, explain_label
 from vopt.optimizer.history import Stage
+from vopt.optimizer.hopeless import overloaded_at
 from vopt.optimizer.judge import Judged
 from vopt.optimizer.progress import Progress, finalists
 from vopt.optimizer.propose import Finish
@@ -226,10 +227,15 @@ def _nothing_feasible(progress: Progress, reason: str) -> Recommendation:
         if judged.record.metrics is not None and judged.record.failure is None and judged.record.stage is not Stage.SOAK
     ]
     notes = []
+    tried = progress.first(progress.baseline_config)
+    said = overloaded_at(tried, progress.setup.rate, progress.setup.request_tokens) if tried is not None else None
+    if said is not None and said not in reason:
+        notes.append(said)
     if measured:
         least = min(measured, key=lambda judged: sum(max(0.0, value) for value in judged.violations.values()))
         if least.reason:
-            notes.append(f"least violating: trial {least.record.label} ({flags_text(least.record.config)}): {least.reason}")
+            named = "the baseline" if least.record.config == progress.baseline_config else flags_text(least.record.config)
+            notes.append(f"least violating: trial {least.record.label} ({named}): {least.reason}")
         notes += _closest_values(progress, measured)
     baseline = progress.baseline
     return Recommendation(

@@ -9,6 +9,7 @@ from vopt.objectives.goals import is_guard, too_few_for_p99
 from vopt.objectives.metrics import Direction
 from vopt.optimizer.breach import possible
 from vopt.optimizer.compile_watch import COMPILED
+from vopt.optimizer.goodput_rate import nothing_missed
 from vopt.optimizer.history import Arm, Stage
 from vopt.optimizer.judge import Judged, of_stage
 from vopt.optimizer.measurement import CLIENT_LIMITED, FRONT_END_LIMITED, SCALE_OUT
@@ -164,14 +165,20 @@ def drift_notes(progress: Progress, gain: Gain | None) -> tuple[Gain | None, lis
 
 
 def soak_text(progress: Progress, soak: Judged | None) -> str:
-    budget = progress.setup.budget
+    """What the soak was, and that nothing crashed: how many requests were in flight is what its own plan says."""
     if soak is None:
         return "no soak was run"
+    minutes = f"{progress.setup.budget.soak_s / 60:g}"
+    plan = soak.record.environment.get("load_plan") or {}
+    longest = "the workload's longest requests"
+    load = f"{plan['concurrency']} of {longest} in flight" if plan.get("concurrency") else longest
+    if plan.get("rate"):
+        load = f"{plan['rate']:.3g} of {longest} a second"
     metrics = soak.record.metrics
-    requests = f", {metrics.succeeded + metrics.failed} requests, {metrics.failed} failed" if metrics else ""
+    requests = f": {metrics.succeeded + metrics.failed:,} requests, {metrics.failed:,} failed" if metrics else ""
     preempted = metrics.get("preemptions") if metrics else None
     shown = f", {preempted:.0f} preemptions" if preempted is not None else ""
-    return f"no crash in {budget.soak_s / 60:g} minutes at peak load{requests}{shown}"
+    return f"no crash in {minutes} minute{'s' * (minutes != '1')} with {load}{requests}{shown}"
 
 
 def meaning_notes(progress: Progress, config: EngineConfig) -> list[str]:
@@ -274,6 +281,15 @@ def unsearched_note(progress: Progress) -> list[str]:
     return [f"{name} was not searched: {NOTHING_STATED_HYBRID}" for name in silent]
 
 
+def kept_note(progress: Progress) -> list[str]:
+    """Says it when a goodput search had nothing to gain: every request of the baseline was within its bounds."""
+    first = progress.baseline
+    if first is None or first.record.metrics is None or progress.setup.goal.metric != "goodput_per_s":
+        return []
+    said = nothing_missed(first.record.metrics.values)
+    return [said] if said else []
+
+
 def general_notes(progress: Progress) -> list[str]:
     budget = progress.setup.budget
     notes = [
@@ -282,6 +298,7 @@ def general_notes(progress: Progress) -> list[str]:
         *served_note(progress),
         *machine_note(progress),
         *front_end_note(progress),
+        *kept_note(progress),
     ]
     if progress.setup.no_serve and budget.rounds:
         notes.append("confirmed in-process (--no-serve): what the API server costs is not in these figures")

@@ -114,7 +114,7 @@ def run_bench(
             loads: list[MeasuredLoad] = []
             once = numbered.on(WatchedLoads(session.load, log_of(start), say).load)
             for number in range(repeat if start == 0 else 1):
-                on_phase(Phase.LOAD, f"load {sum(map(len, starts)) + number + 1}")
+                on_phase(Phase.LOAD, "sending requests" if repeat == 1 else f"number {sum(map(len, starts)) + number + 1}")
                 if frozen is None and isinstance(plan, Asked):
                     found = first_load(plan, once, say)
                     frozen, load = found.measurement, found.load

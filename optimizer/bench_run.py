@@ -32,6 +32,7 @@ from vopt.optimizer.options import BenchOptions
 from vopt.optimizer.prepare import find_load
 from vopt.optimizer.report.redaction import clean, clean_text, known_secrets
 from vopt.optimizer.sessions import KINDS, opener
+from vopt.optimizer.streams import columns
 from vopt.optimizer.subject import Subject, find_subject
 from vopt.optimizer.traffic import workload_from_metrics
 from vopt.optimizer.trial import Blame, Deadlines, EngineFailure, Failed, Phase, TrialSpec
@@ -178,7 +179,7 @@ def _bench_engine(options: BenchOptions, asked: Asked, slos: Mapping[str, float]
 
     def begin(start: int) -> None:
         request = TrialRequest(str(start + 1), config, Stage.SEARCH)
-        told(TrialBegan(request, "to be measured" if start == 0 else "a fresh start"))
+        told(TrialBegan(request, "" if start == 0 else "a fresh start"))
 
     labels = BenchLabels(
         model=subject.model.name,
@@ -203,8 +204,7 @@ def _bench_engine(options: BenchOptions, asked: Asked, slos: Mapping[str, float]
 
 def spec_of(subject: Subject, options: BenchOptions, asked: Asked, directory: Path, start: int) -> TrialSpec:
     """The specification of start number ``start`` of the configuration that was typed."""
-    arguments = subject.fixed | subject.baseline
-    own = directory / str(start + 1)
+    arguments, own = subject.fixed | subject.baseline, directory / str(start + 1)
     own.mkdir(parents=True, exist_ok=True, mode=0o700)
     return TrialSpec(
         label=f"bench-{start + 1}",
@@ -302,7 +302,7 @@ def _measured(
     document["vopt"]["notes"] = [*told.notes, *document["vopt"]["notes"]]
     document["vopt"]["plan"] = None if result.plan is None else asdict(result.plan)
     document = clean(document, secrets)
-    return BenchOutcome(document, clean_text(bench_text(document, result), secrets))
+    return BenchOutcome(document, clean_text(bench_text(document, result, columns()), secrets))
 
 
 def _write_all(result: BenchResult, path: Path | None) -> list[Path]:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from vopt.objectives.confidence import Comparison
-from vopt.objectives.goals import Goal, balance
+from vopt.objectives.goals import Goal, balance, built_in_goal
+from vopt.objectives.metrics import Direction
 from vopt.optimizer.bench import BenchOutcome
 from vopt.optimizer.bench_duel import Duel, find_duel, judge_duel, order
 from vopt.optimizer.bench_study_text import study_text
@@ -19,7 +20,7 @@ from vopt.optimizer.check import FlagFinding, FlagStatus, modernised
 from vopt.optimizer.command import shell_line
 from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.environment import fetch_weights
-from vopt.optimizer.errors import EnvironmentLacks, GateFailed, UsageError
+from vopt.optimizer.errors import EnvironmentLacks, GateFailed, UsageError, VoptError
 from vopt.optimizer.evaluate import Bench, Evaluator
 from vopt.optimizer.events import Listener, Note, StageBegan, TrialBegan, TrialEnded
 from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord, TrialRequest
@@ -33,6 +34,7 @@ from vopt.optimizer.report.redaction import clean, clean_text, known_secrets
 from vopt.optimizer.resumption import measurement_of, stored_options
 from vopt.optimizer.second_load import stored_plan
 from vopt.optimizer.sessions import opener
+from vopt.optimizer.streams import columns
 from vopt.optimizer.study import read_study
 from vopt.optimizer.subject import Subject, find_arguments, find_machine, find_subject, interpreter_of
 from vopt.optimizer.trial import Blame, Deadlines, TrialSpec
@@ -56,6 +58,17 @@ _FIXED = {
     "api_key_file": "--api-key-file",
     "records": "--records",
 }
+
+
+def metric_of(options: BenchOptions) -> tuple[str, bool]:
+    """The metric that progress shows, and whether more of it is better: a study's own. What is wrong with a study is left to
+    ``measure_again`` to say."""
+    try:
+        stored = read_study(options.storage, options.study, data_dir=options.data_dir) if options.study else None
+    except VoptError:
+        stored = None
+    goal = Goal.from_json(stored.setup["goal"]) if stored is not None else built_in_goal("throughput")
+    return goal.metric, goal.direction is Direction.MAXIMIZE
 
 
 def measure_again(options: BenchOptions, listener: Listener) -> BenchOutcome:
@@ -272,7 +285,7 @@ def _outcome(
     }
     secrets = known_secrets(os.environ)
     document = clean(document, secrets)
-    return BenchOutcome(document, clean_text(study_text(document), secrets), bool(document["gate_failed"]))
+    return BenchOutcome(document, clean_text(study_text(document, columns()), secrets), bool(document["gate_failed"]))
 
 
 def _gain(now: Comparison) -> dict[str, Any]:

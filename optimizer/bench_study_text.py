@@ -6,13 +6,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from vopt.optimizer.command import shell_line
+from vopt.optimizer.recommend import Gain
 from vopt.optimizer.report.blocks import Block, Code, Column, Facts, Line, Table, TableMaker, plain_text
-from vopt.optimizer.report.wording import NONE, change_text, metric_label, metric_text, one_line, plural
+from vopt.optimizer.report.wording import (
+    NONE,
+    gain_text,
+    lower_is_better,
+    metric_label,
+    metric_text,
+    metric_unit,
+    metric_word,
+    one_line,
+    plural,
+)
 
 _SHOWN = ("tokens_per_s", "requests_per_s", "goodput_per_s", "mean_e2e_s", "p95_ttft_s", "p95_tpot_s", "success_rate")
 
 
-def study_text(document: Mapping[str, Any]) -> str:
+def study_text(document: Mapping[str, Any], width: int | None = None) -> str:
     """The verdict first, then why, both arms then and now, what changed, and retired arguments with their modern form."""
     held = "still holds" if document["holds"] else "does not hold any more"
     prefix = "SIMULATED. " if document["simulated"] else ""
@@ -32,22 +43,23 @@ def study_text(document: Mapping[str, Any]) -> str:
                     Line(f"{start['label']} failed: {start['failure']['kind']}: {one_line(start['failure']['detail'])}")
                 )
     blocks.append(Code(document["arms"][document["recommended"]]["command"]))
-    return plain_text(blocks).rstrip("\n")
+    return plain_text(blocks, width).rstrip("\n")
 
 
 def _facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     alternative = next(name for name in document["arms"] if name != document["recommended"])
     against = f"{document['recommended']} against {alternative}"
     then, now = document["gain_then"], document["gain"]
-    rows = [("Then", f"{against}: {change_text(then['ratio'])}" if then else NONE)]
+    metric, maximize = document["metric"], not lower_is_better(document["metric"])
+    said = f"{against}: {metric_word(metric)}"
+    # As everywhere: the change of the metric itself, so half the latency is -50 %, not +100 %.
+    rows = [("Then", f"{said} {gain_text(Gain(then['ratio']), maximize=maximize).partition(' (')[0]}" if then else NONE)]
     if now is not None:
         starts = " and ".join(map(str, now["starts"]))
-        spread = (
-            f"94 % interval {change_text(now['low'])} to {change_text(now['high'])}"
-            if now["low"] is not None
-            else "no interval from one start each: --repeat 3 gives one"
-        )
-        rows.append(("Now", f"{against}: {change_text(now['ratio'])} ({spread}; {starts} starts)"))
+        change = gain_text(Gain(now["ratio"], now["low"], now["high"]), maximize=maximize)
+        if now["low"] is None:
+            change = change.replace("(no interval)", "(no interval from one start each: --repeat 3 gives one)")
+        rows.append(("Now", f"{said} {change}, {starts} starts"))
     if document["gate"] is not None:
         rows.append(("Gate", f"{document['gate']:.1%}: {'failed' if document['gate_failed'] else 'passed'}"))
     rows += [(f"Changed: {name}", f"{values['then']} -> {values['now']}") for name, values in document["changed"].items()]
@@ -68,5 +80,6 @@ def _table(document: Mapping[str, Any]) -> Table:
                 ", ".join(metric_text(metric, value, unit=False) for value in now) or NONE,
             ]
         if any(cell != NONE for cell in cells):
-            table.add(metric_label(metric), *cells)
+            unit = metric_unit(metric)
+            table.add(metric_label(metric) + (f", {unit}" if unit else ""), *cells)
     return table.done()

@@ -113,8 +113,8 @@ def checks(loads: Sequence[MeasuredLoad], source: RequestSource) -> list[tuple[s
     return list(dict.fromkeys(found))
 
 
-def bench_text(document: Mapping[str, Any], result: BenchResult) -> str:
-    """A readable page: what was measured, figures with intervals, failures by kind, repeats, notes."""
+def bench_text(document: Mapping[str, Any], result: BenchResult, width: int | None = None) -> str:
+    """A readable page: what was measured, figures with intervals, failures by kind, repeats, notes. ``width``: a terminal's."""
     ours = document["vopt"]
     blocks: list[Block] = []
     if ours["simulated"]:
@@ -127,7 +127,7 @@ def bench_text(document: Mapping[str, Any], result: BenchResult) -> str:
     if ours["notes"]:
         blocks.append(Line(""))
         blocks += [Line(f"Note: {one_line(note)}") for note in ours["notes"]]
-    return plain_text(blocks).rstrip("\n")
+    return plain_text(blocks, width).rstrip("\n")
 
 
 def _facts(document: Mapping[str, Any], ours: Mapping[str, Any]) -> list[tuple[str, str]]:

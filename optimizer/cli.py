@@ -37,6 +37,7 @@ from vopt.optimizer.options import (
 
 if TYPE_CHECKING:  # the command line imports nothing heavy before it knows what to do
     from vopt.optimizer.history import StudyRecord
+    from vopt.optimizer.recommend import Importance
     from vopt.optimizer.report.console import ProgressDisplay
     from vopt.optimizer.report.view import StudyView
 
@@ -143,7 +144,7 @@ def search(options: SearchOptions) -> int | None:
     if options.dry_run:
         with progress as listener:
             text = dry_run(options, listener)
-        print(text)
+        streams.say(text)
         return None
     with notified(options.notify, _told) as begun, progress as listener:
         study = launch(options, listener, begun.name)
@@ -214,13 +215,14 @@ def _view(study: StudyRecord) -> StudyView:
 def bench(options: BenchOptions) -> int | None:
     """Measure one configuration, a running server, or a study's recommendation again."""
     from vopt.optimizer.bench_run import bench as run_bench
+    from vopt.optimizer.bench_study import metric_of
 
-    with _progress("tokens_per_s", True, options.simulate is not None, options.json) as listener:
+    with _progress(*metric_of(options), options.simulate is not None, options.json) as listener:
         outcome = run_bench(options, listener)
     if options.json:
         _print_json(outcome.document)
     else:
-        print(outcome.text)
+        streams.say(outcome.text)
     return GateFailed.exit_code if outcome.gate_failed else None
 
 
@@ -233,7 +235,7 @@ def space(options: CheckedSpaceOptions) -> int | None:
     if options.json:
         _print_json(report.document)
     else:
-        print(report.text)
+        streams.say(report.text)
     return report.exit_code
 
 
@@ -264,7 +266,7 @@ def _stored(options: StoredOptions) -> StudyRecord:
     return read_study(options.storage, options.study, data_dir=options.data_dir)
 
 
-def _importance(record: StudyRecord) -> dict[str, float]:
+def _importance(record: StudyRecord) -> Importance:
     from vopt.optimizer.importance import importance
 
     return importance(record)
@@ -333,7 +335,7 @@ def doctor(options: DoctorOptions) -> int | None:
     if options.json:
         _print_json(report.document)
     else:
-        print(report.text)
+        streams.say(report.text)
     return report.exit_code
 
 

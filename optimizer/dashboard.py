@@ -27,7 +27,7 @@ from optuna.trial import Trial
 from optuna_dashboard import save_note, save_plotly_graph_object, wsgi
 from sqlalchemy import event
 
-from vopt.optimizer.dashboard_guard import Guard, Start, WsgiApp
+from vopt.optimizer.dashboard_guard import Guard, Start, WsgiApp, answer_json
 from vopt.optimizer.dashboard_storage import ServedStorage, copy_storage, source_path, stamp
 from vopt.optimizer.errors import EnvironmentLacks
 from vopt.optimizer.history import StudyRecord
@@ -94,7 +94,7 @@ def decorate(study: optuna.Study, record: StudyRecord, store: EvidenceStore, sec
             _attach(study, frozen._trial_id, Path(start.directory), store)
     for start in starts.values():  # confirmation and soak are no Optuna trials
         _attach(study, None, Path(start.directory), store, prefix=f"{start.label}-")
-    figures = [*search_figures(view, importance(record)), *record_figures(view, records_of(wanted_records(view)))]
+    figures = [*search_figures(view, importance(record).shares), *record_figures(view, records_of(wanted_records(view)))]
     for number, figure in enumerate(figures):
         drawn = plotly_figure(figure)
         drawn.update_layout(title={"text": figure.title}, margin={"t": 90}, paper_bgcolor="white", plot_bgcolor="white")
@@ -120,7 +120,7 @@ class Copies:
         self._lock = threading.RLock()
         self._number, self._stamp, self._made_at = 0, (), float("-inf")
         self._served: list[ServedStorage] = []
-        self._decorated: set[int] = set()
+        self._decorated: dict[int, list[list[dict[str, Any]]] | None] = {}
         self._refresh()
 
     _app: WsgiApp
@@ -135,7 +135,9 @@ class Copies:
             number = study_asked_for(str(environ.get("PATH_INFO", "")))
             if number is not None and number not in self._decorated:
                 self._decorate(number)
-            app = self._app
+            app, shares = self._app, self._decorated.get(number or 0)
+        if shares is not None and str(environ.get("PATH_INFO", "")).rstrip("/").endswith("/param_importances"):
+            return answer_json(start_response, {"param_importances": shares})
         return app(environ, start_response)
 
     def number_of(self, study_name: str) -> int:
@@ -164,14 +166,14 @@ class Copies:
         self._number += 1
         self.close()
         (self._folder / f"copy-{self._number - 1}.db").unlink(missing_ok=True)
-        self._path, self._store, self._decorated = path, EvidenceStore(self._secrets), set()
+        self._path, self._store, self._decorated = path, EvidenceStore(self._secrets), {}
         storage = ServedStorage(path, self._secrets)
         self._served = [storage]
         self._app = wsgi(storage, artifact_store=self._store)
         self._stamp, self._made_at = seen, time.monotonic()
 
     def _decorate(self, number: int) -> None:
-        self._decorated.add(number)
+        self._decorated[number] = None
         url = f"sqlite:///{self._path}"
         # A copy can be made again at any time: it need not survive a power cut.
         writable = RDBStorage(url, skip_compatibility_check=True, skip_table_creation=True)
@@ -185,9 +187,24 @@ class Copies:
             record = next((record for record in self._read(url) if record.name == name), None)
             if record is not None:
                 decorate(optuna.load_study(study_name=name, storage=writable), record, self._store, self._secrets)
+                self._decorated[number] = own_importances(record)
         finally:
             writable.remove_session()
             writable.engine.dispose()
+
+
+def own_importances(record: StudyRecord) -> list[list[dict[str, Any]]]:
+    """What optuna-dashboard's importance chart is given, by objective. Its own analysis compares the best tenth of the starts,
+    one or two of a search, with all others: beside ours the page would contradict itself."""
+    view = StudyView(record)
+    metrics = [str(one["metric"]) for one in view.goal.get("objectives", ())] or [view.metric]
+    return [
+        [
+            {"name": name, "importance": share, "distribution": "CategoricalDistribution"}
+            for name, share in importance(record, metric).shares.items()
+        ]
+        for metric in metrics
+    ]
 
 
 def study_asked_for(path: str) -> int | None:
@@ -270,8 +287,6 @@ def serve(
         named = load(storage_for(url, create=False), study).study_name
     path = source_path(url)
     beside = data_dir or (path.parent if path is not None else None)
-    # Said by the dashboard's own importance plot at every look at a short study.
-    warnings.filterwarnings("ignore", message="Some regimes for parameter")
     server = DashboardServer(url, lambda copy: list_studies(copy, data_dir=beside), port=port, secrets=secrets)
     try:
         ready(server.page_of(named))

@@ -65,6 +65,13 @@ def _shut(start_response: Start) -> Start:
     return start
 
 
+def answer_json(start_response: Start, data: Any) -> list[bytes]:
+    """An answer of the API that is made here."""
+    body = json.dumps(data).encode()
+    start_response("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
+    return [body]
+
+
 def _refuse(start_response: Start, reason: str) -> list[bytes]:
     body = json.dumps({"reason": reason}).encode()
     start_response("403 Forbidden", [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])

@@ -23,6 +23,7 @@ from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.measurement import CLIENT_LIMITED, FRONT_END_LIMITED, STALL_FACTOR, Asked, Measurement, front_end_limited
 from vopt.optimizer.raw_records import RECORDS, SECOND_RECORDS, SIMULATED_CHUNKS, drop_last_raw, write_records
 from vopt.optimizer.second_load import PLAN, found_plan, joined, second_source, worse_status
+from vopt.optimizer.soak import soak_plan
 from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Measured, Outcome, Phase, Started, TrialSpec
 
 OpenSession = Callable[[TrialSpec, bool], Session]
@@ -142,7 +143,7 @@ class Evaluator:
     def _load(
         self, request: TrialRequest, spec: TrialSpec, session: Session, clock: _PhaseClock
     ) -> tuple[LoadResult, tuple[LoadResult, ...]]:
-        clock.begin(Phase.LOAD, "loading")
+        clock.begin(Phase.LOAD, "sending requests")
         if request.stage is Stage.SOAK:
             return self._soak(request, session), ()
         log = spec.directory / LOG
@@ -180,23 +181,13 @@ class Evaluator:
         return self.bench.served_trials or (self.bench.served_confirmation and request.stage in SERVED_STAGES)
 
     def _soak(self, request: TrialRequest, session: Session) -> LoadResult:
-        """The longest requests for ``soak_s``. No bound that was taken from the measured load applies: requests that are
-        so many times heavier wait and last longer (they do not stall for it), and at the frozen rate they would be an
-        overload, so an open loop sends as many tokens per second as the measurement did."""
+        """The longest requests for ``soak_s``, as many in flight as the measured load had."""
+        return session.load(self.bench.soak_source, self._soak_plan(), self._on_tick(request))
+
+    def _soak_plan(self) -> LoadPlan:
         assert self.measurement is not None, "a soak follows the baseline"
-        plan = self.measurement.plan
         heavier = max(1.0, self.bench.soak_source.mean_tokens / self.bench.source.mean_tokens)
-        plan = replace(
-            plan,
-            window_s=self.bench.soak_s,
-            rate=None if plan.rate is None else plan.rate / heavier,
-            max_doublings=0,
-            min_requests=0,
-            stall_after_s=None,
-            idle_timeout_s=plan.idle_timeout_s * heavier,
-            deadline_s=self.bench.soak_s + plan.deadline_s,
-        )
-        return session.load(self.bench.soak_source, plan, self._on_tick(request))
+        return soak_plan(self.measurement.plan, self.measurement.peak_in_flight, self.bench.soak_s, heavier)
 
     def _first_load(self, request: TrialRequest, watched: WatchedLoads) -> tuple[LoadResult, tuple[LoadResult, ...]]:
         """Find what the user left open (concurrency, rate, window) on the baseline's engine, then freeze it."""
@@ -252,7 +243,8 @@ class Evaluator:
         if started is not None:
             environment["vllm_version"] = started.vllm_version
         if self.measurement is not None:
-            environment["load_plan"] = self.measurement.to_json()
+            soak = request.stage is Stage.SOAK
+            environment["load_plan"] = asdict(self._soak_plan()) if soak else self.measurement.to_json()
         if self._second is not None and self.second_plan is not None:
             environment[PLAN] = asdict(self.second_plan)
         return TrialRecord(

@@ -9,11 +9,13 @@ from vopt.objectives.metrics import Metrics, compute_metrics
 from vopt.objectives.records import LoadResult, LoadStatus
 from vopt.optimizer.engine.base import OnTick
 from vopt.optimizer.errors import UsageError
-from vopt.optimizer.load.concurrency import MeasureNext, auto_concurrency, rate_for_latency
+from vopt.optimizer.goodput_rate import nothing_missed, rate_where_missed
+from vopt.optimizer.load.concurrency import RATE_SHARE, MeasureNext, auto_concurrency, rate_for_latency
 from vopt.optimizer.load.plan import Arrivals, LoadPlan
 from vopt.optimizer.load.shares import client_processes
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.measurement import SHORTEST_WINDOW_S, STALL_FACTOR, Asked, Measurement, natural_ends
+from vopt.optimizer.soak import peak_in_flight
 from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Phase
 
 NUMBERS_APART = 1_000_000
@@ -23,6 +25,9 @@ MOST_LOADS = 100
 PROBE_WINDOW_SHARE = 1 / 3
 """A probe only ranks concurrency levels 5 % apart, so it needs a third of a measurement's window."""
 
+LOWERED, LOWER, LOWER_GOODPUT = 2, 0.75, 0.9
+"""How often a rate that was found is lowered, and to what of it, where the baseline's queue grows at it (a goodput goal's has
+just been tried: it is too high by little)."""
 ROOM_FOR_FEWER = 1.2
 LONGEST_FOUND_WINDOW_S = 900.0
 """Half of a load's deadline: a window may double once."""
@@ -75,11 +80,22 @@ def first_load(asked: Asked, load_once: LoadOnce, say: Callable[[str], None]) ->
         plan = better
         probes.append(load)
         load = load_once(plan)
+    for _ in range(LOWERED):
+        if asked.rate is not None or plan.rate is None or load.status is not LoadStatus.OVERLOADED:
+            break
+        plan = replace(plan, rate=(LOWER_GOODPUT if asked.slos else LOWER) * plan.rate)
+        say(f"rate: {plan.rate:.3g} requests/s, for the baseline's queue grew at more")
+        probes.append(load)
+        load = load_once(plan)
+    if asked.slos and (said := nothing_missed(compute_metrics(load, slos=asked.slos).values)):
+        say(said)
     measurement = None
     if load.status in (LoadStatus.COMPLETE, LoadStatus.UNSTEADY):
         p99_s = compute_metrics(load).get("p99_e2e_s")
         plan = replace(plan, stall_after_s=None if p99_s is None else STALL_FACTOR * p99_s)
-        measurement = Measurement(plan, natural_ends(load.records), _finished_in(load), client_processes(plan))
+        measurement = Measurement(
+            plan, natural_ends(load.records), _finished_in(load), client_processes(plan), peak_in_flight(load.records)
+        )
     return FirstLoad(load, tuple(probes), measurement)
 
 
@@ -97,9 +113,20 @@ def _found_plan(
         assert concurrency is not None, "found above"
         probe = load_once(replace(_closed(asked, concurrency, window_s), max_requests=None))
         probes.append(probe)
-        rate = rate_for_latency(_needed(probe, concurrency, "requests_per_s"))
-        say(f"rate: {rate:.3g} requests/s, 0.6 of what the baseline sustains")
+        rate = found_rate(asked, _needed(probe, concurrency, "requests_per_s"), load_once, say, probes)
     return replace(_plan(asked, window_s), rate=rate)
+
+
+def found_rate(
+    asked: Asked, sustained: float, load_once: LoadOnce, say: Callable[[str], None], probes: list[LoadResult]
+) -> float:
+    """Requests per second of an open loop, from those that a closed loop sustains on the same engine."""
+    if asked.slos:
+        plan = _plan(asked, PROBE_WINDOW_SHARE * (asked.window_s or SHORTEST_WINDOW_S))
+        return rate_where_missed(plan, sustained, asked.slos, load_once, say, probes)
+    rate = rate_for_latency(sustained)
+    say(f"rate: {rate:.3g} requests/s, {RATE_SHARE:g} of what the baseline sustains")
+    return rate
 
 
 def _fitted(asked: Asked, plan: LoadPlan, load: LoadResult) -> LoadPlan:

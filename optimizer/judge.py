@@ -72,6 +72,8 @@ def judge(record: TrialRecord, goal: Goal, baseline: Metrics | None, early_bound
     reason = "; ".join(scored.reasons)
     if not scored.feasible:
         kind = _broken_kind(scored.violations, goal, record.status)
+        if record.status is LoadStatus.STOPPED_EARLY and record.metrics.get("success_rate") is None:
+            reason = "; ".join(("ended early", *record.metrics.notes))  # no window opened: there is no figure to name
     elif record.status is LoadStatus.STOPPED_EARLY:
         value, kind = early_bound, STOPPED_EARLY
         reason = "ended early: it could not have come within 15 % of the best"

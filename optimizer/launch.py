@@ -55,6 +55,7 @@ from vopt.optimizer.second_load import stored_plan
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.setup import Pinned, SearchSetup
 from vopt.optimizer.space_of import find_space, floor_of, search_setup
+from vopt.optimizer.space_report import left_out
 from vopt.optimizer.study import Study, read_study
 from vopt.optimizer.study_name import checked_name
 from vopt.optimizer.subject import Subject, find_subject, interpreter_of
@@ -113,6 +114,7 @@ def prepare(options: SearchOptions, listener: Listener, probe: VllmProbe | None 
     setup = replace(
         setup,
         notes=(*shared_note(shared), *notes_of(subject)),
+        request_tokens=load.requests.source.mean_tokens,
         drift_check=not subject.machine.simulated and (served or options.rounds == 0),
     )
     if not subject.machine.simulated:
@@ -215,7 +217,8 @@ def launch(options: SearchOptions, listener: Listener, named: Callable[[str], No
         checked_name(options.study)
     with VllmProbe(interpreter_of(options)) as probe:
         prepared = prepare(options, listener, probe)
-        for note in plan_notes(plan(prepared.setup), simulated=prepared.subject.machine.simulated):
+        notes = plan_notes(plan(prepared.setup), simulated=prepared.subject.machine.simulated)
+        for note in (*left_out(prepared.setup.space), *notes):
             listener(Note(note))
         fetch_weights(prepared.subject.model, lambda text: listener(Note(text)))
         with Interruption() as interruption:

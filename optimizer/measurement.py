@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from vopt.objectives.records import RequestRecord
@@ -29,7 +29,7 @@ def front_end_limited(values: Mapping[str, float]) -> bool:
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What the user fixed of the load; ``None`` is found on the baseline's engine. ``least_successes``: a window that is found
-    is long enough for as many."""
+    is long enough for as many. ``slos``: most seconds per request of a goodput goal, whose rate is found by them."""
 
     arrivals: Arrivals
     concurrency: int | None = None
@@ -40,6 +40,7 @@ class Asked:
     seed: int = 0
     deadline_s: float = 1800.0
     least_successes: int = 0
+    slos: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def open_loop(self) -> bool:
@@ -50,15 +51,21 @@ class Asked:
 class Measurement:
     """The frozen plan. ``observed_output_tokens`` are the output lengths that the baseline saw, by request;
     ``expected_requests`` how many requests its load brought to an end. ``client_processes`` load every served start of the
-    study: found once, because loads by one client and by several do not compare."""
+    study: found once, because loads by one client and by several do not compare. ``peak_in_flight``: the most requests that the
+    baseline's load had at once, which is what a soak keeps in flight."""
 
     plan: LoadPlan
     observed_output_tokens: Mapping[int, int]
     expected_requests: int | None = None
     client_processes: int = 1
+    peak_in_flight: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        own = {"expected_requests": self.expected_requests, "client_processes": self.client_processes}
+        own = {
+            "expected_requests": self.expected_requests,
+            "client_processes": self.client_processes,
+            "peak_in_flight": self.peak_in_flight,
+        }
         return {**asdict(self.plan), **own}
 
     @classmethod
@@ -66,7 +73,7 @@ class Measurement:
         known = {part.name for part in fields(LoadPlan)}  # a study of an earlier version may hold more
         values = {name: value for name, value in data.items() if name in known}
         plan = LoadPlan(**{**values, "arrivals": Arrivals(data["arrivals"])})
-        return cls(plan, observed, data.get("expected_requests"), data.get("client_processes", 1))
+        return cls(plan, observed, data.get("expected_requests"), data.get("client_processes", 1), data.get("peak_in_flight"))
 
 
 def natural_ends(records: Iterable[RequestRecord]) -> dict[int, int]:

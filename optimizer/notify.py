@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,9 @@ from vopt.optimizer.report.wording import command_text
 NOTIFY_TIMEOUT_S = 30.0
 """Longer than any mail or web hook takes; a command that hangs must not keep the answer from the shell."""
 
+_OPERATORS = frozenset({">", ">>", "<", "|", "||", "&", "&&", ";", "2>", "2>&1", "&>"})
+_OURS = re.compile(r"\$\{?VOPT_")
+
 Ended = Mapping[str, str]
 """``VOPT_STUDY``, ``VOPT_VERDICT`` (a verdict, ``interrupted`` or ``failed``), ``VOPT_COMMAND`` (may be empty)."""
 
@@ -30,12 +34,19 @@ def notification(study: str, verdict: str, command: str) -> Ended:
 def notify_words(command: str) -> list[str]:
     """``command`` as words, split as a shell would; no shell runs it, so ``$``, ``;`` and ``|`` are characters.
 
-    Raises ``UsageError`` for quotes that do not close, and for nothing at all.
+    Raises ``UsageError`` for quotes that do not close, for nothing at all, and for what only a shell would do: else ``echo
+    "$VOPT_STUDY" > file`` would print that very text, to nobody.
     """
     try:
         words = shlex.split(command)
     except ValueError as error:
         raise UsageError(f"--notify {command!r}: {error}", hint="--notify 'notify-send vopt done'") from None
+    meant = next((word for word in words if word in _OPERATORS or _OURS.search(word)), None)
+    if meant is not None and not any(word in ("-c", "-lc", "-ec") for word in words):
+        raise UsageError(
+            f"--notify {command!r}: no shell runs it, so {meant!r} would be passed on as it is",
+            hint=f"--notify {shlex.quote(shlex.join(['sh', '-c', command]))}",
+        )
     if not words:
         raise UsageError("--notify is empty", hint="--notify 'notify-send vopt done'")
     return words

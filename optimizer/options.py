@@ -300,7 +300,7 @@ class WorkloadOptions:
         float,
         option("How long to watch it. Default: 10m.", LOAD, "--for", parser=duration_s, metavar="TIME"),
     ] = 600.0
-    output: Annotated[Path, option("Where to write the workload.", OUTPUT, "--output", "-o")] = Path("workload.jsonl")
+    output: Annotated[Path, option("Where to write the workload.", OUTPUT, "--output", "-o")] = Path("workload.json")
     seed: Seed = 0
 
 

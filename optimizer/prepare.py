@@ -157,6 +157,7 @@ def find_asked(options: SearchOptions, goal: Goal) -> Asked:
         min_success=next((limit.value for limit in goal.limits if limit.metric == "success_rate"), 0.99),
         seed=options.seed,
         least_successes=FEW_FOR_P99 if too_few_for_p99(goal.metric, 0) and not insists else 0,
+        slos=goal.slos if any(name == "goodput" for name, _ in _kinds(goal)) else {},
     )
 
 

@@ -225,6 +225,9 @@ class Progress:
     def starts_of(self, config: EngineConfig, *stages: Stage) -> list[Judged]:
         return [judged for judged in of_stage(self.charged, *stages) if judged.record.config == config]
 
+    def tries(self, label: str) -> int:
+        return sum(judged.record.label == label for judged in self.history)
+
     def labelled(self, label: str) -> Judged | None:
         return next((judged for judged in reversed(self.charged) if judged.record.label == label), None)
 

@@ -16,6 +16,7 @@ from vopt.optimizer.breach import LOST_FOR_CERTAIN
 from vopt.optimizer.command import flags_text
 from vopt.optimizer.explain import next_explained
 from vopt.optimizer.history import Arm, Stage
+from vopt.optimizer.hopeless import beyond_reach
 from vopt.optimizer.judge import ARTEFACT, STOPPED_EARLY, Judged, margins, of_stage
 from vopt.optimizer.moves import Observation
 from vopt.optimizer.progress import SCREENED, Progress, candidates, objective_merits
@@ -76,7 +77,8 @@ def _baseline(progress: Progress) -> Step | None:
         return Run(config, Stage.SEARCH, reason)
     if tried.record.failure is not None:
         return Finish(f"the baseline fails: {tried.reason}", infeasible=True)
-    return None
+    beyond = beyond_reach(tried, progress.setup.rate, progress.setup.request_tokens)
+    return None if beyond is None else Finish(beyond, infeasible=True)
 
 
 def _search(progress: Progress) -> Step | None:
@@ -314,11 +316,7 @@ def _soak(progress: Progress) -> Step | None:
         return None
     earlier = {judged.record.label for judged in of_stage(progress.charged, Stage.SOAK)}  # those of other winners
     label = f"soak{series_suffix(1 + len(earlier))}"
-    return None if _tries(progress, label) >= 2 else Run(winner, Stage.SOAK, "soak: the winner at peak load", label)
-
-
-def _tries(progress: Progress, label: str) -> int:
-    return sum(judged.record.label == label for judged in progress.history)
+    return None if progress.tries(label) >= 2 else Run(winner, Stage.SOAK, "soak: the winner at peak load", label)
 
 
 def _explain(progress: Progress) -> Step | None:

@@ -31,6 +31,15 @@ class Gain:
 
 
 @dataclass(frozen=True, slots=True)
+class Importance:
+    """Which parameters moved the metric: ``shares`` by parameter, largest first, summing to 1. Where the data cannot tell they
+    are empty and ``why`` says why. Parameters that left the baseline's values in the same starts share one entry."""
+
+    shares: Mapping[str, float] = field(default_factory=dict)
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Rejected:
     """A configuration that cannot be the answer. ``kind`` is a failure kind or ``limit:<metric>``."""
 

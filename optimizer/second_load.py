@@ -8,15 +8,12 @@ from typing import Any
 
 from vopt.objectives.metrics import LATENCIES, Metrics, compute_metrics
 from vopt.objectives.records import LoadResult, LoadStatus
-from vopt.optimizer.first_load import MOST_LOADS, NUMBERS_APART, LoadOnce, first_load
+from vopt.optimizer.first_load import LOWER, LOWERED, MOST_LOADS, NUMBERS_APART, LoadOnce, first_load, found_rate
 from vopt.optimizer.history import TrialRecord
-from vopt.optimizer.load.concurrency import rate_for_latency
 from vopt.optimizer.load.plan import Arrivals, LoadPlan
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.measurement import Asked
 
-LOWERED = 2
-"""How often the rate that was found is lowered by a quarter."""
 PLAN = "second_load_plan"
 """Where a record's environment keeps the plan of its second load."""
 
@@ -31,19 +28,18 @@ def found_plan(
 ) -> tuple[LoadResult, LoadPlan | None]:
     """The baseline's second load, and the plan that all later ones have (``None``: it did not come to its end).
 
-    The rate is what was asked for, else 0.6 of the requests per second that the closed loop before it finished, lowered by a
-    quarter (at most twice) where the baseline's queue grows at it.
+    The rate is what was asked for, else ``found_rate`` of the requests per second that the closed loop before it finished,
+    lowered by a quarter (at most twice) where the baseline's queue grows at it.
     """
     rate, tries = asked.rate, 1
     if rate is None:
-        rate, tries = rate_for_latency(compute_metrics(closed)["requests_per_s"]), LOWERED + 1
-        say(f"rate: {rate:.3g} requests/s for the second load, 0.6 of what the baseline sustains")
+        rate, tries = found_rate(asked, compute_metrics(closed)["requests_per_s"], load_once, say, []), LOWERED + 1
     while True:
         found = first_load(replace(asked, rate=rate), load_once, say)
         tries -= 1
         if found.load.status is not LoadStatus.OVERLOADED or not tries:
             return found.load, found.measurement.plan if found.measurement is not None else None
-        rate *= 0.75
+        rate *= LOWER
         say(f"rate: {rate:.3g} requests/s, for the baseline's queue grew at more")
 
 

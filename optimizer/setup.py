@@ -95,7 +95,8 @@ class SearchSetup:
     which calibrate them; ``fits`` makes likewise of them whether memory surely suffices. ``relief`` is what a repair of the
     baseline changed outside the space: a configuration carries it unless ``starts`` says that it comes up without.
     ``auto_load``: how many requests are in flight is found on the baseline. ``assumed`` says what a simulation's figures of a
-    configuration rest on that nobody measured. ``earlier`` are the budgets that a resumed study had before, in order.
+    configuration rest on that nobody measured. ``rate``: the requests per second that were typed; ``request_tokens``: prompt
+    and output of a request, on average (0: not known). ``earlier`` are the budgets that a resumed study had before, in order.
     """
 
     goal: Goal
@@ -115,6 +116,8 @@ class SearchSetup:
     drift_check: bool = False
     no_serve: bool = False
     notes: tuple[str, ...] = ()
+    rate: float | None = None
+    request_tokens: float = 0.0
     checks: Callable[[Sequence[TrialRecord]], tuple[Check, ...]] | None = None
     fits: Callable[[Sequence[TrialRecord]], Fit] | None = None
     auto_load: bool = False

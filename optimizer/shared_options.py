@@ -110,7 +110,8 @@ Requests = Annotated[int | None, option("At most so many requests a load (window
 Notify = Annotated[
     str | None,
     option(
-        "A command to run at the end; it finds VOPT_STUDY, VOPT_VERDICT and VOPT_COMMAND in its environment.",
+        "A command to run at the end, without a shell (for one: \"sh -c '…'\"); it finds VOPT_STUDY, VOPT_VERDICT and "
+        "VOPT_COMMAND in its environment.",
         OUTPUT,
         "--notify",
         metavar="COMMAND",

@@ -30,7 +30,8 @@ from vopt.optimizer.not_simulated import assumed_by
 from vopt.optimizer.options import CheckedSpaceOptions, SearchOptions, SpaceOptions
 from vopt.optimizer.secrecy import refuse_secret
 from vopt.optimizer.setup import Budget, Pinned, SearchSetup, Timing
-from vopt.optimizer.space_report import space_document, space_text
+from vopt.optimizer.space_report import SPACE_WIDTH, space_document, space_text
+from vopt.optimizer.streams import columns
 from vopt.optimizer.subject import Machine, Subject, find_arguments, find_machine, find_subject, interpreter_of
 from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.typed_files import read_typed
@@ -40,6 +41,7 @@ from vopt.search_spaces.build import Subject as SpaceSubject
 from vopt.search_spaces.build import build_space
 from vopt.search_spaces.choices import Choices, parse_choices
 from vopt.search_spaces.evidence import WorkloadFacts
+from vopt.search_spaces.known_names import check_names
 from vopt.search_spaces.memory import Possible, can_start
 from vopt.search_spaces.model import ShapeError, known_model, shape_from_config
 from vopt.search_spaces.on_load import loaded
@@ -70,7 +72,7 @@ NOT_MODELLED = "the simulation does not model it"
 def find_space(options: SpaceOptions, subject: Subject, workload: Workload, goal: str, concurrency: int | None) -> SearchSpace:
     """The space of one study. Raises ``SearchSpaceError`` for files and choices that cannot be meant, ``UsageError`` for
     ``--vary`` of what a simulation does not model."""
-    user = user_space(options.space)
+    user = user_space(options.space, subject.schema)
 
     def made(choices: Choices) -> SearchSpace:
         return build_space(
@@ -139,8 +141,9 @@ def _cpu_kernels(options: SpaceOptions, subject: Subject) -> list[str]:
     return [name for name in GPU_KERNELS if name not in asked]
 
 
-def user_space(path: Path | None) -> SpaceFile | None:
-    """The file of ``--space``, on top of the built-in space. Raises ``SearchSpaceError`` for what it cannot mean."""
+def user_space(path: Path | None, arguments: Arguments | None = None) -> SpaceFile | None:
+    """The file of ``--space``, on top of the built-in space. Raises ``SearchSpaceError`` for what it cannot mean; with
+    ``arguments`` also for a parameter that neither they nor another release have."""
     if path is None:
         return None
     try:
@@ -153,6 +156,8 @@ def user_space(path: Path | None) -> SpaceFile | None:
         for declaration in read.declarations:
             for one in declaration.values or ():
                 refuse_secret(declaration.name, one)
+        if arguments is not None:
+            check_names(read, arguments)
         return read
     except SpaceFileError as error:
         raise SearchSpaceError(error.file, error.key, error.value, error.rule, hint=SEE_SPACE) from None
@@ -238,6 +243,7 @@ def search_setup(
         deadline_s=asked.deadline_s,
         no_serve=options.no_serve,
         assumed=assumed_by(subject),
+        rate=options.rate,
         checks=None if options.no_memory_check else memory_checks(subject, known.calibration),
         fits=None if options.no_memory_check else memory_fits(subject, known.calibration),
         auto_load=not asked.open_loop and asked.concurrency is None,
@@ -260,7 +266,7 @@ def describe_space(options: CheckedSpaceOptions) -> SpaceAnswer:
     subject = find_subject(options, said.append)
     workload = find_workload(options.workload, None, lambda _: None)
     space = find_space(options, subject, workload, options.goal, concurrency_of(options.concurrency))
-    text, document = space_text(space), space_document(space)
+    text, document = space_text(space, min(columns() or SPACE_WIDTH, SPACE_WIDTH)), space_document(space)
     if subject.machine.simulated and subject.shape is not None and not document["default_violations"]:
         given = subject.fixed | subject.baseline  # of a simulated engine the estimate is exact, as --check has it
         verdict = can_start(subject.shape, space_subject(subject).gpu, given, subject.schema.version, exact=True)

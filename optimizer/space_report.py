@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from typing import Any
@@ -15,6 +15,7 @@ from vopt.search_spaces.space import SearchSpace
 
 GIB = 1024**3
 FORMAT_VERSION = 1
+SPACE_WIDTH = 100
 
 
 def space_document(space: SearchSpace) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def space_document(space: SearchSpace) -> dict[str, Any]:
     }
 
 
-def space_text(space: SearchSpace, width: int = 100) -> str:
+def space_text(space: SearchSpace, width: int = SPACE_WIDTH) -> str:
     """The space for a terminal, without colours. The default stands in brackets."""
     return "\n".join(line.rstrip() for line in _lines(space, width)) + "\n"
 
@@ -54,19 +55,29 @@ def _lines(space: SearchSpace, width: int) -> Iterator[str]:
         for seed in space.seeds:
             words = ", ".join(f"{n}={_word(v)}" for n, v in seed.point.items() if not same(v, space[n].default))
             yield from _wrapped(f"{words}: {seed.reason}", "  ", width)
+    if space.facts.get("forbidden"):
+        yield ""
+        yield "never together"
+        for entry in space.facts["forbidden"]:
+            words = ", ".join(f"{name} {_condition(value)}" for name, value in entry["conditions"].items())
+            yield from _wrapped(f"{words}: {entry['why']}", "  ", width)
     if space.facts.get("set"):
         yield ""
         yield "in every trial"
         for name, value in space.facts["set"].items():
             yield f"  {name}={_word(value)}"
-    inactive = [*space.inactive, *([Inactive("performance_mode", bare.reason)] if bare.reason else ())]
-    if inactive:
-        yield ""
-        yield "left at vLLM's default"
-        longest = max(len(entry.name) for entry in inactive)
-        for entry in sorted(inactive, key=lambda entry: entry.reopens_on is None):
-            later = f" (reopens on {entry.reopens_on.replace('_', ' ')})" if entry.reopens_on else ""
-            yield from _wrapped(f"{entry.name:<{longest}}  {entry.reason}{later}", "  ", width, longest + 4)
+    yield from _inactive_lines([*space.inactive, *([Inactive("performance_mode", bare.reason)] if bare.reason else ())], width)
+
+
+def _inactive_lines(inactive: Sequence[Inactive], width: int) -> Iterator[str]:
+    if not inactive:
+        return
+    yield ""
+    yield "left at vLLM's default"
+    longest = max(len(entry.name) for entry in inactive)
+    for entry in sorted(inactive, key=lambda entry: entry.reopens_on is None):
+        later = f" (reopens on {entry.reopens_on.replace('_', ' ')})" if entry.reopens_on else ""
+        yield from _wrapped(f"{entry.name:<{longest}}  {entry.reason}{later}", "  ", width, longest + 4)
 
 
 def _resolved(bare: BareMode) -> str:
@@ -74,6 +85,22 @@ def _resolved(bare: BareMode) -> str:
     if bare.reason or not bare.resolved:
         return ""
     return "; it sets " + ", ".join(f"{name} to {_word(value)}" for name, value in bare.resolved.items())
+
+
+def _condition(value: Any) -> str:
+    """``= 512``, ``at least 4``."""
+    if isinstance(value, dict) and value.keys() <= {"at_least", "at_most"}:
+        return " and ".join(f"{side.replace('_', ' ')} {_word(bound)}" for side, bound in value.items())
+    return f"= {_word(value)}"
+
+
+def left_out(space: SearchSpace) -> list[str]:
+    """What a search says of the knobs that its workload cannot show, each with its reason; those that are never varied unasked
+    are left to ``vopt space``."""
+    rows = [f"{entry.name} ({entry.reason})" for entry in space.inactive if entry.reopens_on]
+    others = len(space.inactive) - len(rows)
+    said = f"left at vLLM's default: {'; '.join(rows)}" if rows else ""
+    return [f"{said}; and {others} more, all in vopt space"] if rows and others else [said] if rows else []
 
 
 def _title(space: SearchSpace) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any, TextIO
@@ -149,6 +150,18 @@ def _point_at_nothing(stream: TextIO) -> None:
             os.close(nothing)
     except (OSError, ValueError):
         return
+
+
+def columns() -> int | None:
+    """How wide standard output is where a person reads it; ``None`` in a pipe or a file, where nothing is to be folded."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def say(text: str) -> None:
+    """To standard output, on a terminal without breaks inside words."""
+    from vopt.optimizer.report.blocks import folded
+
+    print(folded(text, columns()))  # noqa: T201  # the command line's own output
 
 
 def write_text(text: str, output: Path | None) -> None:

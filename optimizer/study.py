@@ -36,7 +36,7 @@ from vopt.optimizer.storage import (
     study_directory,
     waiting_is_useless,
 )
-from vopt.optimizer.study_name import next_name
+from vopt.optimizer.study_name import next_name, unknown_study
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.space import Point, SearchSpace
 
@@ -280,8 +280,7 @@ def load(storage: BaseStorage, name: str | None) -> optuna.Study:
         _latest(storage, names) if name is None else [name] if name in names else [n for n in names if n.startswith(name)]
     )
     if len(matching) != 1:
-        what = f"{name!r} names no study" if not matching else f"{name!r} could be {', '.join(matching)}"
-        raise UsageError(what, hint=f"studies: {', '.join(names[-10:])}")
+        raise unknown_study(str(name), matching, names)
     study = optuna.load_study(storage=storage, study_name=matching[0])
     version = study.user_attrs.get("format_version")
     if version is None:

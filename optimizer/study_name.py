@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from vopt.optimizer.errors import UsageError
@@ -39,3 +40,18 @@ def next_name(taken: Collection[str], setup: Mapping[str, Any]) -> str:
     model = str(setup["model"]).rstrip("/").rsplit("/", 1)[-1].lower()
     stem = safe_name(f"{safe_name(model, 80)}-{goal['name'] if isinstance(goal, Mapping) else goal}", MOST_BYTES - ROOM)
     return next(name for n in range(1, len(taken) + 2) if (name := f"{stem}-{n}") not in taken)
+
+
+MOST_LISTED = 10
+
+
+def unknown_study(name: str, matching: Sequence[str], names: Sequence[str]) -> UsageError:
+    """What is wrong with a name that is not that of one study: those that it could be, else those most like it, else the
+    latest. ``names`` are in order, the latest last."""
+    like = matching or difflib.get_close_matches(name, names, n=3) or [other for other in names if name in other]
+    shown = list(like or names)[-MOST_LISTED:]
+    found = len(like or names)
+    more = f" and {found - len(shown)} more" if found > len(shown) else ""
+    what = f"{name!r} could be {', '.join(shown)}{more}" if matching else f"{name!r} names no study"
+    hint = "one of them in full" if matching else f"studies: {', '.join(shown)}{more}"
+    return UsageError(what, hint=f"{hint}   # vopt show --all lists every study")

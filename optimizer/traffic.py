@@ -29,7 +29,8 @@ def workload_from_metrics(options: WorkloadOptions) -> str:
     name = options.output.name.partition(".")[0]
     traffic = watch_traffic(lambda: read_metrics(target), options.for_s, name=name)
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(traffic.workload.to_json(), indent=1) + "\n"
+    lined = options.output.suffix == ".jsonl"  # a name that promises one JSON value a line
+    text = json.dumps(traffic.workload.to_json(), indent=None if lined else 1) + "\n"
     with open(os.open(options.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
     prompt, output = traffic.workload.lengths.mean

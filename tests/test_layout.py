@@ -18,7 +18,6 @@ IMPORTERS = {
         "optimizer/study.py",
         "optimizer/storage.py",
         "optimizer/samplers.py",
-        "optimizer/importance.py",
         "optimizer/dashboard.py",
         "optimizer/dashboard_storage.py",
     },

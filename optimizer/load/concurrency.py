@@ -41,10 +41,17 @@ def auto_concurrency(tokens_per_s: Mapping[int, float], levels: tuple[int, ...] 
                 return MeasureNext(needed)
         gain = tokens_per_s[2 * level] / tokens_per_s[level] - 1
         if gain <= WITHIN:
-            return Chosen(level, f"twice the concurrency of {level} changes throughput by {gain:+.1%} only")
+            return Chosen(level, f"twice as many {_brings(gain)}")
     last = levels[-1]
     gain = tokens_per_s[2 * last] / tokens_per_s[last] - 1
-    return Chosen(last, f"throughput still rises by {gain:+.1%} from {last} to {2 * last}; {last} is the highest level tried")
+    return Chosen(last, f"{2 * last} still brought {gain:+.1%} throughput, but auto goes no higher; --concurrency does")
+
+
+def _brings(gain: float) -> str:
+    """What twice the concurrency did to throughput; too little of a gain, or a loss."""
+    if gain < 0:
+        return f"lose {-gain:.1%} throughput"
+    return f"bring {gain:+.1%} throughput, no more than {WITHIN:.0%}"
 
 
 def rate_for_latency(requests_per_s: float) -> float:

@@ -21,8 +21,18 @@ METRIC_ORDER = (
     "kv_peak",
     "preemptions",
     "acceptance_length",
+    "acceptance_rate",
     "prefix_hit_rate",
+    "peak_running",
+    "queued_share",
+    "full_budget_share",
+    "front_end_share",
 )
+SENT = frozenset({"tokens_per_s", "output_tokens_per_s", "requests_per_s"})
+"""At a fixed rate these are what was sent, not what an engine could do."""
+AS_SENT = 0.02
+"""Up to this much of them, requests that begin or end beside the window explain; a larger loss is an engine that falls behind
+(the same bound as the default guard of a latency goal)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +48,14 @@ class Spread:
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """One metric of baseline and winner. ``change`` is winner / baseline; ``better`` is ``None`` when they do not differ, or
-    when neither direction is better (gauges)."""
+    when neither direction is better (gauges, and what a fixed rate sent: ``as_sent``)."""
 
     metric: str
     baseline: Spread | None
     winner: Spread | None
     change: float | None
     better: bool | None
+    as_sent: bool = False
 
     @property
     def too_little(self) -> bool:
@@ -77,9 +88,11 @@ def spread_of(name: str, trials: Sequence[TrialRecord], stated: Mapping[str, flo
     return Spread(statistics.fmean(values), min(values), max(values), len(values))
 
 
-def compare(name: str, baseline: Spread | None, winner: Spread | None) -> Comparison:
+def compare(name: str, baseline: Spread | None, winner: Spread | None, *, fixed_rate: bool = False) -> Comparison:
     change = winner.mean / baseline.mean if baseline and winner and baseline.mean else None
     better = None
+    if fixed_rate and name in SENT and change is not None and abs(change - 1) <= AS_SENT:
+        return Comparison(name, baseline, winner, change, None, as_sent=True)
     if change is not None and wording.is_cost(name) and abs(change - 1) >= 0.0005:
         better = (change < 1) is wording.lower_is_better(name)
     return Comparison(name, baseline, winner, change, better)

@@ -14,8 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from vopt.optimizer.events import Event, LoadTicked, Note, PhaseBegan, TrialBegan, TrialEnded
-from vopt.optimizer.report.blocks import Block, Code, Facts, Line, Table, Tone, plain_text, table_lines
+from vopt.optimizer.events import Event, LoadTicked, Note, PhaseBegan, TrialEnded
+from vopt.optimizer.report.blocks import Block, Code, Facts, Line, Table, Tone, folded, plain_text, table_lines
 from vopt.optimizer.report.live import MemoryUse, Progress
 
 REFRESH_PER_S = 4
@@ -90,7 +90,7 @@ class ProgressDisplay:
             case DisplayMode.PLAIN:
                 self._write(self._progress.plain_line(event, at_s))
             case DisplayMode.LIVE:
-                if not isinstance(event, LoadTicked | PhaseBegan | TrialBegan):
+                if not isinstance(event, LoadTicked | PhaseBegan):
                     self._above(event, at_s)
 
     def _write(self, line: str | None) -> None:
@@ -151,7 +151,7 @@ def rich_block(block: Block, width: int = 100) -> RenderableType:
     """One block for a terminal ``width`` characters wide. Texts are never read as markup."""
     match block:
         case Line(text, tone, strong):
-            return Text(text, style=f"{'bold ' if strong else ''}{_STYLES[tone]}".strip())
+            return Text(folded(text, width), style=f"{'bold ' if strong else ''}{_STYLES[tone]}".strip())
         case Code(text):
             return Text("\n" + "\n".join(f"    {line}" for line in text.splitlines()) + "\n", style="bold cyan")
         case Facts(rows):
@@ -165,4 +165,4 @@ def rich_block(block: Block, width: int = 100) -> RenderableType:
             drawn = Text(f"\n{title}\n", style="bold", no_wrap=False)
             for line, tone in table_lines(block, width - 2):
                 drawn.append(f"  {line}\n", style=f"not bold {_STYLES[tone]}")
-            return drawn.append(f"  {note}\n", style="not bold dim") if note else drawn
+            return drawn.append(folded(f"  {note}", width, 2) + "\n", style="not bold dim") if note else drawn

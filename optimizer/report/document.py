@@ -32,6 +32,7 @@ def answer_document(view: StudyView) -> dict[str, Any]:
         "metric": view.metric,
         "direction": "maximize" if view.maximize else "minimize",
         "limits": list(view.goal.get("limits", ())),
+        "slos": dict(view.goal.get("slos") or {}),
         "verdict": str(answer.verdict) if answer else None,
         "reason": answer.reason if answer else "",
         "command": shlex.join(argv) if argv is not None else None,
@@ -72,6 +73,7 @@ def study_document(view: StudyView) -> dict[str, Any]:
         ],
         "compared_with": view.challenger,
         "load_plan": dict(view.load_plan),
+        "second_load_plan": dict(view.second_load_plan) or None,
         "phase_s": {str(phase): seconds for phase, seconds in view.phase_totals().items()},
         "starts": [_start(view, trial) for trial in view.trials],
     }
@@ -157,6 +159,13 @@ def _spread(spread: Spread | None) -> dict[str, Any] | None:
     return {"mean": spread.mean, "low": spread.low, "high": spread.high, "starts": spread.starts} if spread else None
 
 
+def _evidence(view: StudyView, trial: TrialRecord) -> dict[str, str | None] | None:
+    if not trial.directory:
+        return None
+    log = None if view.simulated else f"{trial.directory}/{LOG}"  # a simulated engine writes none
+    return {"records": f"{trial.directory}/{RECORDS}", "log": log}
+
+
 def _start(view: StudyView, trial: TrialRecord) -> dict[str, Any]:
     excluded = view.why_not(trial)
     return {
@@ -178,5 +187,5 @@ def _start(view: StudyView, trial: TrialRecord) -> dict[str, Any]:
         "kv_cache_tokens": trial.kv_cache_tokens,
         "environment": dict(trial.environment),
         "directory": trial.directory,
-        "evidence": {"records": f"{trial.directory}/{RECORDS}", "log": f"{trial.directory}/{LOG}"} if trial.directory else None,
+        "evidence": _evidence(view, trial),
     }

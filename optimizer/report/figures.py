@@ -157,7 +157,7 @@ def importance_bars(importance: Mapping[str, float]) -> FigureSpec | None:
     }
     layout = layout_of("share, %", "", yaxis={"automargin": True, "fixedrange": True})
     alt = "Importance: " + ", ".join(f"{name} {share * 100:.0f} %" for name, share in reversed(rows)) + "."
-    return FigureSpec("importance", "Parameter importance (feasible starts)", alt, (bar,), layout, 140 + 34 * len(rows))
+    return FigureSpec("importance", "Parameter importance (estimate)", alt, (bar,), layout, 140 + 34 * len(rows))
 
 
 def slices(view: StudyView, importance: Mapping[str, float]) -> list[FigureSpec]:

@@ -66,7 +66,7 @@ def trial_note(view: StudyView, trial: TrialRecord) -> str:
     facts = [
         ("Engine start", f"{trial.label}, {trial.stage}" + (f", {trial.arm}" if trial.arm else "")),
         ("Success rate", wording.metric_text("success_rate", success)),
-        ("Loaded over", "HTTP, as the served command" if trial.served else "in-process"),
+        ("Loaded over", wording.loaded_over(trial.served, view.simulated)),
         ("Time", ", ".join(f"{phase} {wording.duration(seconds)}" for phase, seconds in trial.phase_s.items())),
         ("Evidence", trial.directory),
     ]

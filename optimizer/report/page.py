@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from plotly.graph_objects import Figure
@@ -12,6 +12,7 @@ from plotly.offline import get_plotlyjs
 
 import vopt.optimizer.report.page_sections as sections
 from vopt.optimizer.history import StudyRecord
+from vopt.optimizer.recommend import Importance
 from vopt.optimizer.report import html
 from vopt.optimizer.report.chart import FigureSpec
 from vopt.optimizer.report.figures import search_figures
@@ -32,20 +33,20 @@ _SECTIONS = (
 )
 
 
-def page(record: StudyRecord, importance: Mapping[str, float] | None = None, *, secrets: Sequence[str] = ()) -> str:
+def page(record: StudyRecord, importance: Importance | None = None, *, secrets: Sequence[str] = ()) -> str:
     """The page of a study. Raw request records are read from the directories that the study names. ``secrets`` are values
     that must not be in it."""
     view = StudyView.of(record, secrets)
-    return render_page(view, importance or {}, records_of(wanted_records(view)))
+    return render_page(view, importance or Importance(), records_of(wanted_records(view)))
 
 
-def render_page(view: StudyView, importance: Mapping[str, float], records: Records) -> str:
+def render_page(view: StudyView, importance: Importance, records: Records) -> str:
     """The page as text. Pure."""
-    figures = {figure.name: figure for figure in (*search_figures(view, importance), *record_figures(view, records))}
+    figures = {figure.name: figure for figure in (*search_figures(view, importance.shares), *record_figures(view, records))}
     contents = {
         "comparison": sections.comparison(view),
         "history-section": sections.drawn(figures, "history", "pareto", "confirmation"),
-        "parameters": sections.drawn(figures, "importance", *(name for name in figures if name.startswith("slice-"))),
+        "parameters": sections.parameters(figures, importance),
         "latency": sections.drawn(figures, "ecdf-ttft", "ecdf-tpot", "ecdf-e2e", "load-in-flight", "load-tokens"),
         "time": sections.drawn(figures, "timeline"),
         "trials-section": sections.trials(view),

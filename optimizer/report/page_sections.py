@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vopt.optimizer.history import TrialRecord
-from vopt.optimizer.recommend import Recommendation, Verdict
+from vopt.optimizer.recommend import Importance, Recommendation, Verdict
 from vopt.optimizer.report import html, wording
 from vopt.optimizer.report.chart import FigureSpec
 from vopt.optimizer.report.raw import LOG, RECORDS
@@ -94,6 +94,13 @@ def drawn(figures: Mapping[str, FigureSpec], *names: str) -> str:
     return html.element("div", "\n".join(_figure(figure) for figure in shown), cls="figures") if shown else ""
 
 
+def parameters(figures: Mapping[str, FigureSpec], importance: Importance) -> str:
+    """What each parameter did; where the data cannot tell which mattered, why not."""
+    said = html.element("p", html.text(f"Importance: {importance.why}."), cls="soft") if importance.why else ""
+    plots = drawn(figures, "importance", *(name for name in figures if name.startswith("slice-")))
+    return said + plots if plots else ""
+
+
 def _figure(figure: FigureSpec) -> str:
     look = f"min-height:{figure.height}px"
     title, caption = html.element("h3", html.text(figure.title)), html.element("figcaption", html.text(figure.alt))
@@ -138,7 +145,7 @@ def _trial_row(view: StudyView, trial: TrialRecord, names: Sequence[tuple[str, s
         html.text(wording.metric_text("p95_ttft_s", metrics.get("p95_ttft_s") if metrics else None)),
         html.text(wording.duration(sum(trial.phase_s.values()))),
         html.element("span", html.text(wording.kind_text(excluded[0])), cls="bad") if excluded else "ok",
-        _trial_details(trial, excluded[1] if excluded else ""),
+        _trial_details(trial, excluded[1] if excluded else "", view.simulated),
     )
     row = "".join(html.element("td", cell, cls=look, data_name=name) for cell, (name, look) in zip(cells, names, strict=True))
     if excluded is None:
@@ -146,12 +153,12 @@ def _trial_row(view: StudyView, trial: TrialRecord, names: Sequence[tuple[str, s
     return html.element("tr", row, cls="out", data_kind=excluded[0], data_group="rejected")
 
 
-def _trial_details(trial: TrialRecord, reason: str) -> str:
+def _trial_details(trial: TrialRecord, reason: str, simulated: bool) -> str:
     phases = ", ".join(f"{phase} {wording.duration(seconds)}" for phase, seconds in trial.phase_s.items())
     rows = [
         ("Reason", html.text(reason)),
         ("Command", _code(wording.command_text(trial.argv))),
-        ("Loaded over", "HTTP, as the served command" if trial.served else "in-process"),
+        ("Loaded over", wording.loaded_over(trial.served, simulated)),
         ("Began", html.text(trial.began_at)),
         ("Phases", html.text(phases)),
         ("Start class", html.text(trial.start_class or "")),
@@ -159,7 +166,7 @@ def _trial_details(trial: TrialRecord, reason: str) -> str:
         ("Requests", html.text(_requests(trial))),
         ("Conditions", _code(_value(trial.environment)) if trial.environment else ""),
         ("Raw records", _code(f"{trial.directory}/{RECORDS}") if trial.directory else ""),
-        ("Engine log", _code(f"{trial.directory}/{LOG}") if trial.directory else ""),
+        ("Engine log", _code(f"{trial.directory}/{LOG}") if trial.directory and not simulated else ""),
         ("Flags", html.text(", ".join(trial.flags))),
     ]
     failure = trial.failure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from vopt.optimizer.history import Stage
-from vopt.optimizer.recommend import Recommendation, Verdict
+from vopt.optimizer.recommend import Importance, Recommendation, Verdict
 from vopt.optimizer.report import wording
 from vopt.optimizer.report.blocks import Block, Code, Column, Facts, Line, Table, TableMaker, Tone
 from vopt.optimizer.report.spent import spent
@@ -57,7 +57,7 @@ def answer_blocks(view: StudyView) -> list[Block]:
     return blocks
 
 
-def study_blocks(view: StudyView, importance: Mapping[str, float] | None = None) -> list[Block]:
+def study_blocks(view: StudyView, importance: Importance | None = None) -> list[Block]:
     """One study in full."""
     answer = view.answer
     blocks: list[Block] = [verdict_block(view)]
@@ -79,8 +79,10 @@ def study_blocks(view: StudyView, importance: Mapping[str, float] | None = None)
     blocks.append(trials_table(view))
     if view.rejected_by_kind():
         blocks.append(rejected_table(view))
-    if importance:
-        blocks.append(_importance_table(importance))
+    if importance and importance.shares:
+        blocks.append(_importance_table(importance.shares))
+    elif importance:
+        blocks.append(Line(f"\nImportance: {importance.why}.", Tone.DIM))
     blocks.append(_time_table(view))
     return blocks
 
@@ -111,7 +113,7 @@ def comparison_table(rows: Sequence[Comparison], challenger: str = "winner") -> 
 def _direction(row: Comparison) -> tuple[Tone, str]:
     """Whether a change is for the better. Where the ranges of the starts overlap, that is for nobody to say."""
     if row.better is None:
-        return Tone.PLAIN, ""
+        return Tone.PLAIN, "as sent" if row.as_sent else ""
     if row.overlaps:
         return Tone.PLAIN, "ranges overlap"
     if row.too_little:
@@ -156,10 +158,9 @@ def _unit(name: str) -> str:
 
 def trials_table(view: StudyView) -> Table:
     """The engine starts of the search, one row each: what, how good, what came of it."""
-    value = wording.metric_label(view.metric)
     columns = (
         Column("Trial", right=True),
-        Column(value, right=True),
+        Column(wording.metric_label(view.metric) + _unit(view.metric), right=True),
         Column("vs baseline", right=True),
         Column("Success", right=True),
         Column("p95 TTFT", right=True),
@@ -174,7 +175,7 @@ def trials_table(view: StudyView) -> Table:
         metrics = trial.metrics
         table.add(
             trial.label,
-            wording.metric_text(view.metric, figure),
+            wording.metric_text(view.metric, figure, unit=False),
             change,
             wording.metric_text("success_rate", metrics.get("success_rate") if metrics else None),
             wording.metric_text("p95_ttft_s", metrics.get("p95_ttft_s") if metrics else None),
@@ -219,7 +220,7 @@ def _gain_facts(view: StudyView, answer: Recommendation) -> list[tuple[str, str]
         rows.append(("Gain", view.gain_text(answer.gain)))
         if answer.gain.smallest_visible is not None:
             visible = wording.change_text(answer.gain.smallest_visible)
-            rows.append(("Could have seen", f"a gain of {visible.removeprefix('+')} or more"))
+            rows.append(("Could have seen", f"a gain of {visible.removeprefix('+')} or more, four times in five"))
     for one in answer.goals:
         gain = wording.gain_text(one.gain, maximize=not wording.lower_is_better(one.metric))
         rows.append((one.name.capitalize(), f"{one.verdict}: {wording.metric_word(one.metric)} {gain}"))
@@ -249,7 +250,10 @@ def cost_text(row: Comparison) -> str:
 
 def override_table(view: StudyView, answer: Recommendation) -> Table:
     """Each override of the finalist: kept or dropped, and what it is worth."""
-    columns = (Column("Override"), Column("Value"), Column(""), Column("Worth", right=True), Column("Why", wide=True))
+    columns = (
+        *(Column("Override"), Column("Value", wide=True), Column("")),
+        *(Column("Worth", right=True), Column("Why", wide=True)),
+    )
     table = TableMaker("What each override is worth", columns)
     for row in answer.overrides:
         kept = "kept" if row.kept else "dropped"
@@ -265,7 +269,7 @@ def finalist_table(view: StudyView) -> Table:
         Column("Start"),
         Column("Stage"),
         Column("Arm"),
-        Column(wording.metric_label(view.metric), right=True),
+        Column(wording.metric_label(view.metric) + _unit(view.metric), right=True),
         Column("Success", right=True),
         Column("Loaded over"),
         Column("Configuration", wide=True),
@@ -279,9 +283,9 @@ def finalist_table(view: StudyView) -> Table:
             trial.label,
             str(trial.stage),
             str(trial.arm) if trial.arm else "",
-            wording.metric_text(view.metric, view.comparable(trial)),
+            wording.metric_text(view.metric, view.comparable(trial), unit=False),
             wording.metric_text("success_rate", success),
-            "HTTP" if trial.served else "in-process",
+            wording.loaded_over(trial.served, view.simulated).partition(",")[0],
             wording.one_line(wording.config_text(trial.config)),
             tone=Tone.BAD if view.why_not(trial) else Tone.PLAIN,
         )
@@ -290,11 +294,11 @@ def finalist_table(view: StudyView) -> Table:
 
 def _importance_table(importance: Mapping[str, float]) -> Table:
     joined = any(wording.TOGETHER in name for name in importance)
-    note = "A hint from few starts, no measurement: --explain measures what a flag is worth."
+    note = "Of the differences between feasible starts, estimated: --explain measures what a flag is worth."
     if joined:
-        note += " Names joined by + changed in the same trials: their shares cannot be told apart."
+        note += " Names joined by + were changed in the same trials: their shares cannot be told apart."
     columns = (Column("Parameter"), Column("Share", right=True), Column(""))
-    table = TableMaker("Importance (feasible trials)", columns, note)
+    table = TableMaker("Importance", columns, note)
     for name, share in sorted(importance.items(), key=lambda row: -row[1]):
         table.add(name, f"{share * 100:.0f} %", "█" * max(1, round(share * 30)) if share >= 0.005 else "")
     return table.done()
@@ -303,13 +307,13 @@ def _importance_table(importance: Mapping[str, float]) -> Table:
 def _time_table(view: StudyView) -> Table:
     phases = tuple(view.phase_totals())
     columns = (Column("Stage"), *(Column(name, right=True) for name in ("Starts", "Time", *map(str, phases))))
-    table = TableMaker("Where the time went", columns)
+    table = TableMaker("Where the time went", columns, "Hours:minutes:seconds. load: probes, warm-up and measuring.")
     for stage, (starts, seconds) in view.stage_totals().items():
-        table.add(str(stage), str(starts), wording.duration(seconds), *_phase_cells(view.stage_phases(stage), phases))
+        table.add(str(stage), str(starts), wording.clock(seconds), *_phase_cells(view.stage_phases(stage), phases))
     starts, seconds = len(view.trials), sum(view.phase_totals().values())
-    table.add("all", str(starts), wording.duration(seconds), *_phase_cells(view.phase_totals(), phases), tone=Tone.DIM)
+    table.add("all", str(starts), wording.clock(seconds), *_phase_cells(view.phase_totals(), phases), tone=Tone.DIM)
     return table.done()
 
 
 def _phase_cells(spent: Mapping[Phase, float], phases: Sequence[Phase]) -> list[str]:
-    return [wording.duration(spent.get(phase)) for phase in phases]
+    return [wording.clock(spent[phase]) if phase in spent else wording.NONE for phase in phases]

@@ -34,10 +34,10 @@ class Spent:
 
     @property
     def text(self) -> str:
-        """``3 min 20 s in 4 starts: start 2 min 00 s (compile 30 s of it), load 20 s, measure 50 s, stop 6 s, waiting 4 s``."""
+        """``3 min 20 s in 4 starts: start 2 min 00 s (compile 30 s of it), warm up 20 s, measure 50 s, stop 6 s``, waiting."""
         compiled = f" (compile {wording.duration(self.compile_s)} of it)" if self.compile_s >= 1 else ""
         parts = [f"start {wording.duration(self.start_s)}{compiled}"]
-        rest = {"load": self.load_s, "measure": self.measure_s, "stop": self.stop_s, "waiting": self.waiting_s}
+        rest = {"warm up": self.load_s, "measure": self.measure_s, "stop": self.stop_s, "waiting": self.waiting_s}
         parts += [f"{name} {wording.duration(seconds)}" for name, seconds in rest.items() if seconds is not None]
         many = "1 start" if self.starts == 1 else f"{self.starts} starts"
         return f"{wording.duration(self.total_s)} in {many}: {', '.join(parts)}"

@@ -25,7 +25,7 @@ DEFAULT_ROUNDS = 3
 DEFAULT_SOAK_S = 600.0
 DEFAULT_WINDOW_S = 60.0
 COST_METRICS = ("tokens_per_s", "success_rate", "mean_e2e_s", "p95_ttft_s", "p95_tpot_s", "goodput_per_s")
-"""Those whose loss is named as a cost of the winner first, and also where a single start of either arm may explain it."""
+"""Of several metrics of a kind that suffer alike, these are named as what the winner costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,10 @@ class StudyView:
 
     @property
     def limits(self) -> tuple[str, ...]:
-        """The limits in words."""
-        return tuple(_limit_text(limit) for limit in self.goal.get("limits", ()))
+        """The limits in words, and the bounds on every request that goodput counts by."""
+        bounds = [wording.limit_text({"metric": name, "value": value}) for name, value in (self.goal.get("slos") or {}).items()]
+        counted = [f"counted: requests with {' and '.join(bounds)}"] if bounds else []
+        return (*(wording.limit_text(limit) for limit in self.goal.get("limits", ())), *counted)
 
     @property
     def model(self) -> str:
@@ -88,7 +90,7 @@ class StudyView:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        return tuple(_gpu_name(gpu) for gpu in self.setup.get("gpus") or ())
+        return tuple(wording.gpu_name(gpu) for gpu in self.setup.get("gpus") or ())
 
     @property
     def machine(self) -> str:
@@ -101,16 +103,19 @@ class StudyView:
     def workload(self) -> str:
         workload = self.setup.get("workload")
         name = str(workload.get("name", "")) if isinstance(workload, Mapping) else str(workload or "")
-        plan = self.load_plan
-        if plan.get("concurrency"):
-            return f"{name}, {plan['concurrency']} in flight"
-        return f"{name}, {plan['rate']:g} requests/s" if plan.get("rate") else name
+        loads = [wording.load_words(plan) for plan in (self.load_plan, self.second_load_plan)]
+        return ", ".join([name, " and then ".join(filter(None, loads))]) if any(loads) else name
 
     @property
     def load_plan(self) -> Mapping[str, Any]:
         """How every start was loaded: frozen on the baseline's engine, stored with each start; empty before."""
-        frozen = (trial.environment.get("load_plan") for trial in self.trials)
+        frozen = (trial.environment.get("load_plan") for trial in self.trials if trial.stage is not Stage.SOAK)
         return next((plan for plan in frozen if plan), None) or self.setup.get("load_plan") or {}
+
+    @property
+    def second_load_plan(self) -> Mapping[str, Any]:
+        """The open loop that followed in every start, where two goals need either; empty without."""
+        return next((plan for trial in self.trials if (plan := trial.environment.get("second_load_plan"))), {})
 
     @property
     def searched(self) -> tuple[TrialRecord, ...]:
@@ -198,6 +203,7 @@ class StudyView:
     def compared(self) -> tuple[Comparison, ...]:
         """Baseline against ``challenger`` on every metric that either has."""
         baseline, winner = self.arm(winner=False), self.challenger_starts()
+        fixed_rate = bool(self.load_plan.get("rate"))
         stated = self.answer or Recommendation(Verdict.UNCONFIRMED, "", None, ())
         names = in_order({*names_of(baseline), *names_of(winner), *stated.baseline_metrics, *stated.winner_metrics})
         return tuple(
@@ -205,24 +211,23 @@ class StudyView:
                 name,
                 spread_of(name, baseline, stated.baseline_metrics),
                 spread_of(name, winner, stated.winner_metrics),
+                fixed_rate=fixed_rate,
             )
             for name in names
         )
 
     def costs(self) -> tuple[Comparison, ...]:
-        """What the winner is worse at, by more than 1 %: of ``COST_METRICS``; where these name none of a kind (time to first
-        token, say), the metric of that kind that suffers most, if the starts show it clearly."""
+        """What the winner is worse at, by more than 1 %: of each kind (time to first token, say) the metric that suffers most
+        of those that the starts show to be worse, as the comparison marks them. Of several that suffer alike, the usual one."""
         if self.challenger != "winner":
             return ()
-        worse = [row for row in self.compared() if row.better is False and row.change and abs(row.change - 1) > 0.01]
-        named = [row for row in worse if row.metric in COST_METRICS]
-        kinds = {wording.metric_kind(row.metric) for row in named}
-        others = sorted((row for row in worse if not row.overlaps), key=lambda row: -abs(math.log(row.change or 1.0)))
-        for row in others:
-            if wording.metric_kind(row.metric) not in kinds:
-                kinds.add(wording.metric_kind(row.metric))
-                named.append(row)
-        return tuple(named)
+        rows = [row for row in self.compared() if row.better is False and row.change and abs(row.change - 1) > 0.01]
+        shown = [row for row in rows if not row.overlaps]
+        usual = sorted(shown, key=lambda row: row.metric not in COST_METRICS)
+        worst: dict[str, Comparison] = {}
+        for row in sorted(usual, key=lambda row: -round(abs(math.log(row.change or 1.0)), 3)):
+            worst.setdefault(wording.metric_kind(row.metric), row)
+        return tuple(worst.values())
 
     def rejected_by_kind(self) -> dict[str, list[Rejected]]:
         """What cannot win, grouped by kind: engine starts in order, then what was refused without one."""
@@ -326,20 +331,6 @@ def _one_start(trial: TrialRecord, kind: str, reason: str) -> str:
     if trial.stage is Stage.CONFIRMATION and trial.arm is not None and kind.startswith("limit:"):
         return f"{trial.arm} arm, one start; its mean decides: {reason}"
     return reason
-
-
-def _gpu_name(gpu: Any) -> str:
-    return str(gpu.get("name", "GPU")) if isinstance(gpu, Mapping) else str(gpu)
-
-
-def _limit_text(limit: Any) -> str:
-    if not isinstance(limit, Mapping):
-        return str(limit)
-    metric, sign, value = str(limit.get("metric", "")), str(limit.get("op", "<=")), float(limit.get("value", 0.0))
-    label = wording.metric_word(metric)
-    if limit.get("relative_to_baseline"):
-        return f"{label} {sign} {value:g} x baseline"
-    return f"{label} {sign} {wording.metric_text(metric, value)}"
 
 
 def _one_arm(trials: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:

@@ -79,6 +79,8 @@ def metric_label(name: str) -> str:
     if name in _NAMES:
         return _NAMES[name]
     parts = name.removesuffix("_s").split("_")
+    if parts in (["ttft"], ["tpot"], ["e2e"]):
+        return parts[0].upper()
     if parts[-1] not in ("ttft", "tpot", "e2e", "itl"):
         return name
     if len(parts) == 2:
@@ -210,6 +212,11 @@ def kind_text(kind: str) -> str:
     return _KINDS.get(kind, kind.replace("_", " "))
 
 
+def loaded_over(served: bool, simulated: bool) -> str:
+    """How the requests of a start reached its engine: a simulated one was not asked over either way."""
+    return "simulated" if simulated else "HTTP, as the served command" if served else "in-process"
+
+
 def verdict_text(verdict: Verdict) -> str:
     return _VERDICTS[verdict]
 
@@ -237,3 +244,26 @@ def command_lines(argv: Sequence[str]) -> str:
             lines.append([])
         lines[-1].append(shlex.quote(word))
     return " \\\n  ".join(" ".join(line) for line in lines)
+
+
+def load_words(plan: Mapping[str, Any]) -> str:
+    """``256 in flight`` or ``8 requests/s``; empty where a plan has neither."""
+    if plan.get("concurrency"):
+        return f"{plan['concurrency']} in flight"
+    return f"{plan['rate']:.3g} requests/s" if plan.get("rate") else ""
+
+
+def gpu_name(gpu: Any) -> str:
+    """A stored GPU is its name, or (older studies) a mapping that holds it."""
+    return str(gpu.get("name", "GPU")) if isinstance(gpu, Mapping) else str(gpu)
+
+
+def limit_text(limit: Any) -> str:
+    """``p95 TTFT <= 500 ms`` of a stored limit."""
+    if not isinstance(limit, Mapping):
+        return str(limit)
+    metric, sign, value = str(limit.get("metric", "")), str(limit.get("op", "<=")), float(limit.get("value", 0.0))
+    label = metric_word(metric)
+    if limit.get("relative_to_baseline"):
+        return f"{label} {sign} {value:g} x baseline"
+    return f"{label} {sign} {metric_text(metric, value)}"

@@ -17,8 +17,6 @@ from vopt.optimizer.dashboard import DashboardServer
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(not (browser.CHROMIUM and browser.DRIVER), reason="Chromium is not installed"),
-    # The dashboard's own importance plot of a short study; it runs in the server's threads.
-    pytest.mark.filterwarnings("ignore:Some regimes for parameter"),
 ]
 
 

@@ -13,13 +13,14 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.ui import WebDriverWait
 
+from vopt.optimizer.recommend import Importance
 from vopt.optimizer.report.page import page
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(not (browser.CHROMIUM and browser.DRIVER), reason="Chromium is not installed"),
 ]
-IMPORTANCE = {"max_num_seqs": 0.6, "max_num_batched_tokens": 0.4}
+IMPORTANCE = Importance({"max_num_seqs": 0.6, "max_num_batched_tokens": 0.4})
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -288,3 +289,19 @@ def test_modern_forms() -> None:
     assert not {"num_scheduler_steps", "swap_space", "speculative_model"} & set(config)
     assert {finding.status for finding in findings} == {FlagStatus.RETIRED}
     assert modernised({"max_num_seqss": 3}, schema)[1][0].status is FlagStatus.UNKNOWN
+
+
+def test_a_latency_gain_reads_as_in_show_and_the_progress_has_the_studys_metric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--model", "Qwen/Qwen3.5-9B", "--simulate", "h200", "--rate", "8", "--window", "20", "--soak", "0"]
+    made = vopt("search", "--goal", "latency", *words, "--trials", "5", "--rounds", "3")
+    shown = vopt("show").stdout
+    gain = re.search(r"Gain +(−[0-9.]+ %)", shown)
+    assert gain is not None, shown
+    again = vopt("bench", "--study", "qwen3.5")
+    assert f"winner against baseline: mean E2E {gain[1]}\n" in again.stdout, made.output + again.output
+    assert re.search(r"Now +winner against baseline: mean E2E −[0-9.]+ % \(no interval", again.stdout)
+    assert "mean E2E, ms " in again.stdout
+    assert "tokens/s" not in [line for line in again.stderr.splitlines() if "trial bench-1-winner:" in line][-1]

@@ -30,6 +30,7 @@ from vopt.optimizer.dashboard_storage import (
 )
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
 from vopt.optimizer.history import StudyRecord
+from vopt.optimizer.importance import importance
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,17 @@ def test_trials_and_study_carry_notes_figures_and_logs(dashboard: DashboardServe
     assert {figure["id"] for figure in study["plotly_graph_objects"]} >= {"vopt-00-history", "vopt-01-pareto"}
     assert [artifact["filename"] for artifact in by_number[3]["artifacts"]] == ["engine.log"]
     assert "soak-engine.log" in [artifact["filename"] for artifact in study["artifacts"]]
+
+
+def test_the_dashboards_own_importance_chart_shows_what_show_and_report_show(
+    dashboard: DashboardServer, stored: Stored
+) -> None:
+    """Optuna's analysis of a dozen starts credits what the best one or two have in common."""
+    study_of(dashboard)
+    status, body, _ = ask(dashboard, "/api/studies/1/param_importances")
+    assert status == 200
+    shown = json.loads(body)["param_importances"]
+    assert [{row["name"]: row["importance"] for row in rows} for rows in shown] == [dict(importance(stored.made).shares)]
 
 
 def test_a_log_can_be_read_without_its_secrets_and_by_no_other_site(dashboard: DashboardServer) -> None:

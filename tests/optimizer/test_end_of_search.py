@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import stat
 import sys
 from dataclasses import replace
@@ -58,6 +59,15 @@ def test_the_command_hears_study_verdict_and_command(tmp_path: Path, teller: Pat
     assert said["VOPT_STUDY"] == "qwen3-8b-throughput-1"
     assert said["VOPT_VERDICT"] in {Verdict.NO_GAIN, Verdict.UNCONFIRMED}
     assert said["VOPT_COMMAND"] == done.stdout.strip()
+
+
+@pytest.mark.parametrize("command", ['echo "$VOPT_STUDY" > f', "mail ${VOPT_VERDICT}", "a | b", "a && b", "tell 2>&1"])
+def test_what_only_a_shell_would_do_is_refused_with_the_line_to_type(command: str) -> None:
+    with pytest.raises(UsageError, match="no shell runs it") as caught:
+        notify_words(command)
+    typed = shlex.split(caught.value.hint)
+    assert typed[0] == "--notify"
+    assert notify_words(typed[1]) == ["sh", "-c", command]
 
 
 def test_the_command_hears_of_a_failure(tmp_path: Path, teller: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,3 +122,61 @@ def test_a_p99_that_would_take_hours_is_refused_with_what_to_type() -> None:
     with pytest.raises(UsageError, match="would take windows of") as refused:
         first_load(Asked(Arrivals.POISSON, rate=0.5, least_successes=1000), engine.once(), print)
     assert "--window" in str(refused.value.hint)
+
+
+class Bounded(Engine):
+    """Answers in time below ``misses_from`` requests per second; above it one request in five comes late. Its queue grows from
+    ``grows_from`` on."""
+
+    def __init__(self, misses_from: float, grows_from: float = 1e9) -> None:
+        super().__init__()
+        self.misses_from, self.grows_from = misses_from, grows_from
+
+    def load(self, source: RequestSource, plan: LoadPlan, on_tick: OnTick) -> LoadResult:
+        load = super().load(source, plan, on_tick)
+        if plan.rate is None:
+            return load
+        records = load.records
+        if plan.rate >= self.misses_from:
+            records = tuple(record(r.index, r.sent_s, 9.0 if r.index % 5 == 0 else 1.0) for r in records)
+        status = LoadStatus.OVERLOADED if plan.rate >= self.grows_from else LoadStatus.COMPLETE
+        return replace(load, records=records, status=status)
+
+
+BOUNDS = {"e2e_s": 2.0}
+
+
+@pytest.mark.parametrize(("misses_from", "share"), [(0.1, 0.6), (5.0, 0.7), (6.0, 0.8)])
+def test_a_goodput_goal_is_loaded_where_the_baseline_begins_to_miss_its_bounds(misses_from: float, share: float) -> None:
+    engine, said = Bounded(misses_from), []
+    found = first_load(Asked(Arrivals.POISSON, window_s=60.0, slos=BOUNDS), engine.once(), said.append)
+    assert found.load.rate == pytest.approx(share * 8.0 * 60 / 61, rel=0.02)
+    assert "80% of the requests are within the bounds" in said[-1]
+    assert not any("--rate" in text for text in said)
+    assert found.load.rate == engine.plans[-2].rate, "the rate was tried before it was taken"
+
+
+def test_a_baseline_that_misses_nothing_at_any_rate_is_loaded_as_for_latency_and_says_what_to_type() -> None:
+    engine, said = Bounded(1e9, grows_from=6.0), []
+    found = first_load(Asked(Arrivals.POISSON, window_s=60.0, slos=BOUNDS), engine.once(), said.append)
+    assert found.load.rate == pytest.approx(0.6 * 8.0 * 60 / 61, rel=0.02)
+    assert "keeps every bound for 100% of its requests" in said[-1]
+    assert "--rate" in said[-1]
+
+
+def test_a_typed_goodput_rate_is_taken_as_it_is_and_said_to_show_nothing_when_no_bound_is_missed() -> None:
+    engine, said = Bounded(1e9), []
+    found = first_load(Asked(Arrivals.POISSON, rate=2.0, window_s=60.0, slos=BOUNDS), engine.once(), said.append)
+    assert [plan.rate for plan in engine.plans] == [2.0]
+    assert found.load.rate == 2.0
+    assert "--rate" in said[-1]
+
+
+def test_a_found_rate_at_which_the_queue_grows_after_all_is_lowered() -> None:
+    engine, said = Bounded(1e9, grows_from=4.0), []
+    found = first_load(Asked(Arrivals.POISSON, window_s=60.0), engine.once(), said.append)
+    assert found.load.rate == pytest.approx(0.45 * 8.0 * 60 / 61, rel=0.02)
+    assert found.measurement is not None
+    assert "queue grew" in said[-1]
+    found = first_load(Asked(Arrivals.POISSON, rate=9.0, window_s=60.0), engine.once(), said.append)
+    assert found.measurement is None, "a typed rate is the user's"

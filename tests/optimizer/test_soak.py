@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,24 @@ from landscapes import Landscape, MemoryStudy, small_landscape
 
 from vopt.objectives.goals import Limit, built_in_goal
 from vopt.objectives.metrics import Metrics
-from vopt.objectives.records import LoadResult, LoadStatus, LoadWindow
+from vopt.objectives.records import LoadResult, LoadStatus, LoadWindow, RequestRecord
 from vopt.objectives.score import violation_keys
 from vopt.optimizer.engine.base import OnPhase, OnTick
 from vopt.optimizer.evaluate import Bench, Evaluator
 from vopt.optimizer.events import Event, TrialEnded
 from vopt.optimizer.history import FailureSummary, Stage, TrialRecord, TrialRequest
+from vopt.optimizer.launch import launch
 from vopt.optimizer.load.plan import Arrivals, LoadPlan
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.measurement import Asked, Measurement
+from vopt.optimizer.options import SearchOptions
 from vopt.optimizer.recommend import Recommendation, Verdict
 from vopt.optimizer.report import wording
 from vopt.optimizer.report.live import Progress
+from vopt.optimizer.report.view import StudyView
 from vopt.optimizer.search import search
 from vopt.optimizer.setup import Budget, SearchSetup
+from vopt.optimizer.soak import peak_in_flight, soak_plan
 from vopt.optimizer.trial import EngineConfig, FailureKind, Phase, StartClass, Started, TrialSpec
 
 GUARDS = (
@@ -125,7 +129,7 @@ def test_what_the_longest_requests_cost_refuses_nothing(how: str) -> None:
     answer = searched(HARMLESS[how])
     assert (answer.verdict, answer.winner_config, answer.argv) == (calm.verdict, calm.winner_config, calm.argv)
     assert [row.label for row in answer.rejected] == [row.label for row in calm.rejected]
-    assert answer.soak.startswith("no crash in 1 minutes")
+    assert answer.soak.startswith("no crash in 1 minute with the workload's longest requests: ")
 
 
 @pytest.mark.parametrize("how", REFUSED)
@@ -212,13 +216,60 @@ def test_bounds_of_the_measured_load_do_not_apply_to_heavier_requests(tmp_path: 
         "dummy_weights": False,
         "conditions": dict,
     }
-    plan = LoadPlan(Arrivals.POISSON, 60.0, rate=10.0, stall_after_s=9.0)
-    measurement = Measurement(plan, {}, client_processes=3)
+    plan = LoadPlan(Arrivals.POISSON, 60.0, rate=10.0, stall_after_s=9.0, max_requests=50)
+    measurement = Measurement(plan, {}, client_processes=3, peak_in_flight=37)
     assert Measurement.from_json(measurement.to_json(), {}) == measurement
-    Evaluator(Bench(spec_for=spec_for, **parts), measurement)(TrialRequest("soak", EngineConfig(), Stage.SOAK))
+    record = Evaluator(Bench(spec_for=spec_for, **parts), measurement)(TrialRequest("soak", EngineConfig(), Stage.SOAK))
     assert [spec.client_processes for spec in specs] == [3], "as many for every start as the measurement has settled"
     soaked = session.plans[0]
     assert soaked.window_s == 600
     assert soaked.stall_after_s is None
-    assert soaked.rate == pytest.approx(2.0)
+    assert soaked.max_requests is None, "a soak is as long as it says"
+    assert (soaked.arrivals, soaked.concurrency, soaked.rate) == (Arrivals.CLOSED, 37, None)
+    assert record.environment["load_plan"] == asdict(soaked), "the record holds the plan of the soak, not the measured load's"
     assert soaked.idle_timeout_s == pytest.approx(5 * plan.idle_timeout_s)
+
+
+def test_the_peak_is_the_most_requests_at_once() -> None:
+    def request(sent: float, ended: float) -> RequestRecord:
+        return RequestRecord(0, sent, sent, ended, 10, 5, 5)
+
+    assert peak_in_flight([request(0, 2), request(1, 3), request(1.5, 1.8), request(2, 4)]) == 3
+    assert peak_in_flight([]) is None
+
+
+@pytest.mark.parametrize("peak", [64, None])
+def test_a_closed_load_is_soaked_at_its_own_concurrency(peak: int | None) -> None:
+    measured = LoadPlan(Arrivals.CLOSED, 60.0, concurrency=64)
+    assert soak_plan(measured, peak, 600.0, 3.0).concurrency == 64
+
+
+def test_where_the_peak_is_not_known_the_tokens_of_the_measured_load_are_sent_and_the_words_say_so() -> None:
+    plan = soak_plan(LoadPlan(Arrivals.POISSON, 60.0, rate=9.0), None, 600.0, 3.0)
+    assert (plan.arrivals, plan.rate) == (Arrivals.POISSON, pytest.approx(3.0))
+    answer = searched(lambda record: replace(record, environment={"load_plan": asdict(plan)}))
+    assert answer.soak.startswith("no crash in 1 minute with 3 of the workload's longest requests a second: 1,204 requests")
+    plan = soak_plan(LoadPlan(Arrivals.POISSON, 60.0, rate=9.0), 40, 600.0, 3.0)
+    answer = searched(lambda record: replace(record, environment={"load_plan": asdict(plan)}))
+    assert "with 40 of the workload's longest requests in flight" in answer.soak
+
+
+def test_a_latency_studys_soak_puts_at_least_the_measured_load_on_the_engine(tmp_path: Path) -> None:
+    """At the rate of the measured load over the requests' length it did not: 6 sequences where 19 had been measured."""
+    options = SearchOptions(
+        goal=["latency"],
+        model="Qwen/Qwen3.5-9B",
+        simulate="h200",
+        trials=4,
+        rounds=0,
+        rate=8.0,
+        storage=f"sqlite:///{tmp_path}/studies.db",
+    )
+    study = launch(options, lambda event: None)
+    baseline, soak = study.trials[0], next(trial for trial in study.trials if trial.stage is Stage.SOAK)
+    assert baseline.metrics is not None
+    assert soak.metrics is not None
+    for name in ("peak_running", "kv_peak"):
+        assert soak.metrics[name] >= 0.9 * baseline.metrics[name], name
+    assert soak.environment["load_plan"]["concurrency"] == baseline.environment["load_plan"]["peak_in_flight"]
+    assert StudyView.of(study).load_plan["rate"] == 8

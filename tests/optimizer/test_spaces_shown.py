@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from vopt.optimizer.options import CheckedSpaceOptions
 from vopt.optimizer.space_of import describe_space
+from vopt.optimizer.space_report import left_out, space_text
 from vopt.search_spaces.arguments import stored_versions
 from vopt.search_spaces.space import SearchSpace
 
@@ -41,3 +43,18 @@ def test_every_combination_builds_prints_and_is_read_back(model: str, gpus: int,
 def test_what_is_printed(model: str, gpus: int, version: str) -> None:
     name = f"space_{model.rsplit('/', 1)[-1].lower()}-{gpus}-{version}.txt"
     assert describe_space(asked(model, gpus, version)).text == (GOLDEN / name).read_text()
+
+
+def test_what_a_workload_cannot_show_is_named_with_its_reason_and_the_rest_is_counted() -> None:
+    made = SearchSpace.from_json(describe_space(asked("Qwen/Qwen3-8B", 1, "0.33.0")).document)
+    (said,) = left_out(made)
+    for entry in made.inactive:
+        assert (f"{entry.name} ({entry.reason})" in said) is (entry.reopens_on is not None)
+    assert f"and {sum(entry.reopens_on is None for entry in made.inactive)} more, all in vopt space" in said
+
+
+def test_a_users_rules_are_printed_with_their_reason() -> None:
+    made = SearchSpace.from_json(describe_space(asked("Qwen/Qwen3-8B", 1, "0.33.0")).document)
+    rules = [{"conditions": {"max_num_seqs": 512, "max_num_batched_tokens": {"at_most": 4096}}, "why": "too small a step"}]
+    text = space_text(replace(made, facts={**made.facts, "forbidden": rules}))
+    assert "never together\n  max_num_seqs = 512, max_num_batched_tokens at most 4096: too small a step\n" in text

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.storage import study_directory
-from vopt.optimizer.study_name import checked_name, next_name, safe_name
+from vopt.optimizer.study_name import checked_name, next_name, safe_name, unknown_study
 
 ODD = [
     "",
@@ -61,3 +61,20 @@ def test_a_study_is_named_after_any_model_directory(text: str) -> None:
     name = next_name((), {"model": f"/models/{text}", "goal": "throughput"})
     assert checked_name(name) == name
     assert name.endswith("-throughput-1")
+
+
+def test_an_ambiguous_name_lists_what_it_could_be_and_nothing_else() -> None:
+    names = [f"other-{n}" for n in range(30)] + [f"qwen3-{n}" for n in range(15)]
+    error = unknown_study("qwen3", [name for name in names if name.startswith("qwen3")], names)
+    assert "other" not in f"{error} {error.hint}"
+    assert "qwen3-14" in str(error)
+    assert "and 5 more" in str(error)
+    assert "vopt show --all" in (error.hint or "")
+
+
+def test_an_unknown_name_lists_the_most_alike_else_the_latest() -> None:
+    names = ["qwen3-8b-throughput-1", "llama-latency-1", *(f"other-{n}" for n in range(12))]
+    assert "studies: qwen3-8b-throughput-1 " in (unknown_study("qwen-8b-throughput-1", [], names).hint or "")
+    hint = unknown_study("zzz", [], names).hint or ""
+    assert "other-11" in hint
+    assert "and 4 more" in hint

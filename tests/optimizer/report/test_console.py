@@ -11,7 +11,8 @@ import sample_study
 
 from vopt.optimizer.events import LoadTicked, Note, StageBegan, TrialBegan, TrialEnded
 from vopt.optimizer.history import Stage, TrialRequest
-from vopt.optimizer.report.blocks import Column, Line, Table, Tone, plain_text, table_lines
+from vopt.optimizer.recommend import Importance
+from vopt.optimizer.report.blocks import Code, Column, Facts, Line, Table, Tone, folded, plain_text, table_lines
 from vopt.optimizer.report.console import (
     DisplayMode,
     ProgressDisplay,
@@ -22,6 +23,8 @@ from vopt.optimizer.report.console import (
     write_blocks,
 )
 from vopt.optimizer.report.live import MemoryUse, Progress
+from vopt.optimizer.report.show import answer_blocks, study_blocks
+from vopt.optimizer.report.view import StudyView
 from vopt.optimizer.trial import EngineConfig
 
 MEMORY = MemoryUse(140 * 10**9, 150 * 10**9)
@@ -179,3 +182,41 @@ def test_wide_columns_stand_below_when_the_terminal_is_narrow() -> None:
     assert narrow[1] == "x  1"
     assert narrow[2].startswith("      a long reason")
     assert all(len(line) <= 40 for line in narrow)
+
+
+def test_a_table_that_fits_no_terminal_breaks_its_cells_between_words_and_no_row_after_its_end() -> None:
+    columns = (Column("Metric"), Column("Baseline", right=True), Column("Winner", right=True), Column("Change", right=True))
+    rows = (("Output throughput, tokens/s", "2,340 (2,330–2,353)", "2,665 (2,653–2,679)", "+13.9 %"), ("a", "1", "2", "3 %"))
+    for width in range(50, 80):
+        lines = [line for line, _ in table_lines(Table("t", columns, rows), width)]
+        assert max(map(len, lines)) <= width, lines
+        words = " ".join(lines).split()
+        assert {"Output", "throughput,", "tokens/s", "(2,330–2,353)", "(2,653–2,679)"} <= set(words)
+        assert any("+13.9 %" in line for line in lines), "a figure keeps its unit"
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_text_is_folded_between_words_under_its_last_column(width: int) -> None:
+    line = "  --max-num-seqs 4096  ok       at most as many as the KV cache has room for, which the arithmetic puts at 312"
+    rows = folded(line, width).split("\n")
+    assert max(map(len, rows)) <= width
+    assert " ".join(rows).split() == line.split()
+    hang = line.index("at most") if line.index("at most") <= 0.6 * width else line.index("ok")
+    assert all(row.startswith(" " * hang) and row[hang] != " " for row in rows[1:])
+
+
+def test_what_is_to_be_copied_stays_in_one_piece_and_a_pipe_gets_lines_as_they_are() -> None:
+    command = "  vllm serve Qwen/Qwen3-8B " + "--max-num-seqs 512 " * 6
+    assert folded(command, 40) == command
+    assert folded("word " * 40, None) == "word " * 40
+
+
+@pytest.mark.parametrize("name", sample_study.VARIANTS)
+def test_every_block_of_a_study_fits_80_columns(name: str) -> None:
+    view = StudyView.of(sample_study.VARIANTS[name]())
+    blocks = [*study_blocks(view, Importance(why="x " * 60)), *answer_blocks(view)]
+    for block in blocks:
+        if not isinstance(block, Code):
+            drawn = render(rich_block(block, 80), 400)
+            said = [line for line in drawn.splitlines() if len(line) > 80]
+            assert not said or isinstance(block, Facts), said

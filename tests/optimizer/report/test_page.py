@@ -14,6 +14,7 @@ import pytest
 import sample_study
 from plotly.offline import get_plotlyjs
 
+from vopt.optimizer.recommend import Importance
 from vopt.optimizer.report import html
 from vopt.optimizer.report.page import page, render_page
 from vopt.optimizer.report.page_template import SCRIPT
@@ -31,7 +32,7 @@ def body(text: str) -> str:
 
 
 def test_verdict_and_command_come_first() -> None:
-    text = body(render_page(StudyView.of(sample_study.study()), {}, {}))
+    text = body(render_page(StudyView.of(sample_study.study()), Importance(), {}))
     order = [
         text.index(part) for part in ("<h1>Better than", "--max-num-batched-tokens 16384", 'id="comparison"', 'id="trials"')
     ]
@@ -41,7 +42,7 @@ def test_verdict_and_command_come_first() -> None:
 @pytest.mark.parametrize("name", [*sample_study.VARIANTS, "running"])
 def test_bodies_are_as_agreed(name: str) -> None:
     made = {**sample_study.VARIANTS, "running": sample_study.running}[name]()
-    text = body(render_page(StudyView.of(made), {}, {}))
+    text = body(render_page(StudyView.of(made), Importance(), {}))
     golden.check(
         f"page-{name}.html", re.sub(r"><(section|tr|h2|h3|p|dl|div|figure|table|header|nav|dt|details)", r">\n<\1", text)
     )

@@ -4,13 +4,14 @@ import golden
 import pytest
 import sample_study
 
+from vopt.optimizer.recommend import Importance
 from vopt.optimizer.report import notes
 from vopt.optimizer.report.blocks import plain_text
 from vopt.optimizer.report.console import render, rich_block
 from vopt.optimizer.report.show import answer_blocks, list_blocks, study_blocks
 from vopt.optimizer.report.view import StudyView
 
-IMPORTANCE = {"max_num_seqs": 0.61, "max_num_batched_tokens": 0.36, "performance_mode": 0.03}
+IMPORTANCE = Importance({"max_num_seqs": 0.61, "max_num_batched_tokens": 0.36, "performance_mode": 0.03})
 ALL = {**sample_study.VARIANTS, "running": sample_study.running}
 
 

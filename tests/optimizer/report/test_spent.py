@@ -33,7 +33,7 @@ def test_every_second_is_in_one_place() -> None:
     assert (found.start_s, found.compile_s, found.load_s, found.measure_s, found.stop_s) == (100.0, 30.0, 30.0, 120.0, 6.0)
     assert found.waiting_s == pytest.approx(8.0)
     assert found.text == (
-        "4 min 24 s in 3 starts: start 1 min 40 s (compile 30 s of it), load 30 s, measure 2 min 00 s, stop 6 s, waiting 8 s"
+        "4 min 24 s in 3 starts: start 1 min 40 s (compile 30 s of it), warm up 30 s, measure 2 min 00 s, stop 6 s, waiting 8 s"
     )
 
 

@@ -5,11 +5,14 @@ from dataclasses import replace
 import pytest
 import sample_study
 
+from vopt.objectives.goals import built_in_goal, parse_limit
 from vopt.optimizer.history import Arm, Stage, TrialRecord
 from vopt.optimizer.recommend import Gain, Recommendation, Verdict
 from vopt.optimizer.report.blocks import plain_text
 from vopt.optimizer.report.comparison import Spread, compare
+from vopt.optimizer.report.document import answer_document, study_document
 from vopt.optimizer.report.notes import study_note
+from vopt.optimizer.report.shell import provenance
 from vopt.optimizer.report.show import study_blocks
 from vopt.optimizer.report.view import StudyView
 
@@ -151,3 +154,72 @@ def test_a_baseline_alone_has_no_empty_column() -> None:
     assert "Baseline against" not in shown
     assert "| Winner |" not in study_note(StudyView.of(alone))
     assert "| Winner |" in study_note(StudyView.of(made))
+
+
+def with_times(times: dict[str, tuple[tuple[float, ...], tuple[float, ...]]], **setup: object) -> StudyView:
+    """The sample study with these figures in the confirmation: by metric, those of the baseline and those of the others."""
+    made = sample_study.study()
+    seen: dict[Arm, int] = {}
+
+    def changed(trial: TrialRecord) -> TrialRecord:
+        if trial.metrics is None or trial.arm is None:
+            return trial
+        start = seen[trial.arm] = seen.get(trial.arm, -1) + 1
+        figures = {name: arms[trial.arm is not Arm.BASELINE][start] for name, arms in times.items()}
+        return replace(trial, metrics=replace(trial.metrics, values={**trial.metrics.values, **figures}))
+
+    trials = tuple(changed(trial) for trial in made.trials)
+    return StudyView.of(replace(made, trials=trials, setup={**made.setup, **setup}))
+
+
+def test_the_worst_of_a_kind_that_the_starts_show_is_named_and_no_other() -> None:
+    """As a user found it: p95 was named, whose ranges overlap, and p99 was worse by four times as much."""
+    view = with_times(
+        {
+            "p90_ttft_s": ((0.100, 0.101, 0.102), (0.110, 0.111, 0.112)),
+            "p95_ttft_s": ((0.120, 0.128, 0.135), (0.125, 0.133, 0.141)),
+            "p99_ttft_s": ((0.150, 0.152, 0.154), (0.175, 0.176, 0.178)),
+            "mean_ttft_s": ((0.08, 0.08, 0.08), (0.08, 0.08, 0.08)),
+            "p50_ttft_s": ((0.07, 0.07, 0.07), (0.07, 0.07, 0.07)),
+        }
+    )
+    assert [row.metric for row in view.costs() if "ttft" in row.metric] == ["p99_ttft_s"]
+    worse = {row.metric for row in view.compared() if row.better is False and not row.overlaps and "ttft" in row.metric}
+    assert worse == {"p90_ttft_s", "p99_ttft_s"}
+
+
+def test_at_a_fixed_rate_what_was_sent_is_neither_better_nor_worse() -> None:
+    rates = {
+        "tokens_per_s": ((1000.0, 1001.0, 1002.0), (996.0, 997.0, 998.0)),
+        "requests_per_s": ((8.0, 8.0, 8.0), (7.94, 7.94, 7.94)),
+        "output_tokens_per_s": ((100.0, 100.0, 100.0), (95.0, 95.0, 95.0)),
+    }
+    at_a_rate = {row.metric: row for row in with_times(rates, load_plan={"rate": 8.0}).compared()}
+    assert (at_a_rate["tokens_per_s"].better, at_a_rate["tokens_per_s"].as_sent) == (None, True)
+    assert at_a_rate["requests_per_s"].as_sent
+    assert at_a_rate["output_tokens_per_s"].better is False, "an engine that falls behind the rate is worse"
+    view = with_times(rates, load_plan={"rate": 8.0})
+    assert "as sent" in next(line for line in plain_text(study_blocks(view)).splitlines() if "Request rate" in line)
+    closed = {row.metric: row for row in with_times(rates, load_plan={"concurrency": 64}).compared()}
+    assert closed["requests_per_s"].better is False
+
+
+def test_the_bounds_of_goodput_are_among_the_limits_wherever_they_are_shown() -> None:
+    goal = built_in_goal("goodput", limits=[parse_limit("ttft_s<=0.2"), parse_limit("tpot_s<=0.03")]).to_json()
+    made = sample_study.study(goal=goal)
+    view = StudyView.of(made)
+    said = "counted: requests with TTFT <= 200 ms and TPOT <= 30 ms"
+    assert view.limits[-1] == said
+    assert said in plain_text(study_blocks(view))
+    assert said in "\n".join(provenance(view))
+    assert answer_document(view)["slos"] == {"ttft_s": 0.2, "tpot_s": 0.03}
+
+
+def test_both_loads_of_two_goals_are_named() -> None:
+    made = sample_study.two_goals()
+    plans = {"load_plan": {"concurrency": 256}, "second_load_plan": {"rate": 25.76}}
+    trials = tuple(replace(trial, environment={**trial.environment, **plans}) for trial in made.trials)
+    view = StudyView.of(replace(made, trials=trials))
+    assert view.workload.endswith(", 256 in flight and then 25.8 requests/s")
+    assert study_document(view)["second_load_plan"] == {"rate": 25.76}
+    assert study_document(StudyView.of(made))["second_load_plan"] is None
