@@ -32,7 +32,8 @@ from functools import lru_cache
 
 from scipy import optimize, special
 
-from vopt.objectives.intervals import failure_share_upper as failure_share_upper  # part of this module's interface
+from vopt.objectives.intervals import failure_share_lower as failure_share_lower  # part of this module's interface
+from vopt.objectives.intervals import failure_share_upper as failure_share_upper
 from vopt.objectives.metrics import Direction
 
 SD_FLOOR = 0.005
@@ -62,9 +63,9 @@ class PooledSpread:
 class Comparison:
     """One arm against another as ratios (above 1 is better in the goal's direction, whatever that is).
 
-    ``low``/``high``: two-sided interval for printing. ``bound``: the one-sided lower bound that decides. All ``None``
-    when no arm was started twice. ``better`` says only that ``bound`` exceeds 1; whether this was a permitted look is the
-    caller's to check with ``looks``.
+    ``low``/``high``: two-sided interval for printing. ``bound``: the one-sided lower bound that decides; ``low`` is the same
+    unless another level was asked for. All ``None`` when no arm was started twice. ``better`` says only that ``bound``
+    exceeds 1; whether this was a permitted look is the caller's to check with ``looks``.
     """
 
     ratio: float
@@ -122,12 +123,13 @@ def compare(
     direction: Direction,
     *,
     alpha: float = ALPHA_PER_LOOK,
-    confidence: float = 0.95,
+    confidence: float | None = None,
 ) -> Comparison:
     """``arm`` against ``baseline``, with the spread pooled over ``all_arms`` (which include both).
 
-    ``alpha`` is the one-sided level of ``bound``; ``confidence`` the two-sided level of ``low``/``high``. Raises
-    ``ValueError`` when either has no start.
+    ``alpha`` is the one-sided level of ``bound``; ``confidence`` the two-sided level of ``low``/``high``, by default the one
+    at which ``low`` is ``bound``, so that a printed interval and its verdict agree. Raises ``ValueError`` when either has no
+    start.
     """
     if not arm or not baseline:
         raise ValueError("both arms need at least one start")
@@ -139,7 +141,7 @@ def compare(
     if spread.freedom == 0:
         return Comparison(math.exp(gain), None, None, None, spread, starts)
     error = _standard_error(spread.sd, *starts)
-    wide = _t(0.5 + confidence / 2, spread.freedom) * error
+    wide = _t(1 - alpha if confidence is None else 0.5 + confidence / 2, spread.freedom) * error
     return Comparison(
         ratio=math.exp(gain),
         low=math.exp(gain - wide),
@@ -148,6 +150,30 @@ def compare(
         spread=spread,
         starts=starts,
     )
+
+
+def surely_beyond(
+    values: Sequence[float], bound: float, all_arms: Sequence[Sequence[float]], *, above: bool, alpha: float = ALPHA_PER_LOOK
+) -> bool:
+    """Whether starts with ``values`` lie above (else below) ``bound`` beyond what chance does: the bound of their mean's
+    one-sided interval at ``alpha`` does.
+
+    On logs, with the spread pooled over ``all_arms`` (which include ``values``) or that of ``values`` if larger, since an
+    arm at its limit is often the noisiest. Figures that may be 0 have no logarithm: there on the values alone, two or more.
+    """
+    if bound > 0 and all(value > 0 for arm in all_arms for value in arm):
+        spread = pooled_spread(all_arms)
+        if not values or not spread.freedom:
+            return False
+        sd = max(spread.sd, pooled_spread([values]).measured)
+        distance, freedom = _mean_log(values) - math.log(bound), spread.freedom
+    else:
+        if len(values) < 2:
+            return False
+        mean, freedom = sum(values) / len(values), len(values) - 1
+        sd = math.sqrt(sum((value - mean) ** 2 for value in values) / freedom)
+        distance = mean - bound
+    return (distance if above else -distance) > _t(1 - alpha, freedom) * sd / math.sqrt(len(values))
 
 
 def looks(rounds: int) -> tuple[int, ...]:

@@ -288,6 +288,11 @@ _GUARDS = {
 }
 
 
+def is_guard(goal: Goal, limit: Limit) -> bool:
+    """Whether a limit is one that the goal has by itself, and ``guard=False`` leaves out."""
+    return limit in _GUARDS.get(goal.name, ())
+
+
 def _success(given: Sequence[Limit], min_success: float | None) -> tuple[Limit, tuple[Limit, ...]]:
     """The success-rate limit, and the others that are limits of a window's figure."""
     own = [limit for limit in given if limit.metric == "success_rate" and limit.op == ">="]

@@ -90,6 +90,11 @@ def failure_share_upper(failed: int, n: int, confidence: float = CONFIDENCE) -> 
     return 1.0 if failed == n else float(special.betaincinv(failed + 1, n - failed, confidence))
 
 
+def failure_share_lower(failed: int, n: int, confidence: float = CONFIDENCE) -> float:
+    """One-sided lower Clopper-Pearson bound of the failure share; 0.0 when nothing failed."""
+    return 1 - failure_share_upper(n - failed, n, confidence) if failed else 0.0
+
+
 def counts_per_part(at_s: Array, weights: Array | None, edges: Sequence[float]) -> Array:
     """Sum of ``weights`` (default: 1) of the events in each half-open part ``[edges[i], edges[i + 1])``."""
     part = np.searchsorted(np.asarray(edges), at_s, side="right")

@@ -5,35 +5,63 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from vopt.objectives.confidence import compare
 from vopt.objectives.records import LoadStatus
-from vopt.optimizer.answer_text import drift_notes, general_notes, meaning_notes, soak_text, vanished_gain, why
+from vopt.optimizer.answer_baseline import left_out, left_out_notes, repair_notes, repair_of
+from vopt.optimizer.answer_text import (
+    by_limits,
+    caveats,
+    doubted_breach,
+    drift_notes,
+    general_notes,
+    meaning_notes,
+    next_choice,
+    none_above,
+    soak_text,
+    unjudged,
+    vanished_gain,
+    why,
+)
+from vopt.optimizer.breach import kind_of
+from vopt.optimizer.command import flags_text
+from vopt.optimizer.explain import EXPLAIN_STARTS, explain_label
 from vopt.optimizer.history import Stage
 from vopt.optimizer.judge import Judged
 from vopt.optimizer.progress import Progress, finalists
-from vopt.optimizer.propose import EXPLAIN_STARTS, Finish, explain_label
+from vopt.optimizer.propose import Finish
 from vopt.optimizer.recommend import Gain, Override, Recommendation, Rejected, Verdict
 from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.verdict import (
     ArmResult,
     Confirmation,
+    baseline_breach,
     beats_baseline_unconfirmed,
-    better,
-    chosen_arm,
     confirmation,
     failure_allowance,
     gain_of,
+    held_back,
     mean_metrics,
     refusal,
     soak_of,
     success_bound,
+    winner,
 )
 
 
 def recommend(progress: Progress, finish: Finish) -> Recommendation:
     """The answer to a finished search."""
+    answer = _answer(progress, finish)
+    if progress.baseline is None:
+        return answer
+    winner = answer.winner_config
+    notes = [*repair_notes(progress, winner), *(left_out_notes(progress, winner) if winner is not None else ())]
+    return replace(answer, repair=repair_of(progress), notes=(*answer.notes, *notes))
+
+
+def _answer(progress: Progress, finish: Finish) -> Recommendation:
     if finish.infeasible or progress.baseline is None:
         return _nothing_feasible(progress, finish.reason)
     seen = confirmation(progress)
@@ -45,44 +73,55 @@ def recommend(progress: Progress, finish: Finish) -> Recommendation:
 
 
 def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
-    baseline_refused = refusal(progress, seen.baseline, seen.baseline)
+    breaks = baseline_breach(progress, seen)
     soak = soak_of(progress, seen.arms.finalist, seen.arms.lite)
-    arm = chosen_arm(progress, seen)
-    soak_failed = _refused_by_soak(progress, seen, arm, soak)
-    if better(progress, seen) and not soak_failed:
-        return _winner(progress, seen, arm, soak, baseline_refused)
-    if baseline_refused:
-        return _nothing_feasible(progress, f"neither the baseline nor the finalist met the limits: {baseline_refused}")
-    gain = gain_of(progress, seen, seen.finalist)
+    arm = winner(progress, seen)
+    soak_failed = _refused_by_soak(progress, seen, arm or seen.finalist, soak)
+    if arm is not None and not soak_failed:
+        return _winner(progress, seen, arm, soak, breaks)
     refused = refusal(progress, seen.finalist, seen.baseline)
+    if breaks:
+        reason = f"the baseline breaks its limits ({breaks}), and the finalist cannot take its place: {soak_failed or refused}"
+        nothing = _nothing_feasible(progress, reason)
+        return replace(nothing, baseline_breaks=breaks, notes=(*next_choice(progress), *nothing.notes))
+    gain = gain_of(progress, seen, seen.finalist)
+    fallen = seen.finalist.config in progress.failed_finalists
     if soak_failed:
         reason = f"the best configuration failed in its soak: {soak_failed}"
+    elif fallen:
+        died = "; ".join(f"{start.record.label}: {start.reason}" for start in progress.fallen)
+        gain, reason = None, f"no finalist came through its confirmation ({died}), so the baseline stays"
     elif refused:
         reason = f"the best configuration cannot be recommended: {refused}"
     else:
-        reason = f"no measurable gain: {why(progress, seen, gain)}"
-    vanished = [] if refused or soak_failed else vanished_gain(progress, seen)
-    extra = [_rejected(seen.finalist.config, "confirmation", reason)] if refused and not soak_failed else []
+        reason = f"no measurable gain: {why(progress, seen, seen.finalist)}"
+    said = [] if refused or soak_failed else vanished_gain(progress, seen)
+    said += doubted_breach(progress, seen)
+    said += next_choice(progress) if refused or soak_failed else []
+    extra = []
+    if refused and not soak_failed and not fallen:
+        one = seen.finalist
+        kind = kind_of(progress.setup.goal, one.starts, one.metrics, seen.baseline.metrics)
+        extra = [Rejected("confirmation", one.config, kind, reason)]
     if soak is not None and soak_failed and not soak.kind:
         extra = [Rejected(soak.record.label, soak.record.config, "limit:success_rate", reason)]
     metrics = seen.baseline.metrics.values if seen.baseline.metrics else {}
-    return _no_gain(progress, reason, gain, metrics, extra, vanished)
+    return _no_gain(progress, reason, gain, metrics, extra, said)
 
 
-def _winner(
-    progress: Progress, seen: Confirmation, arm: ArmResult, soak: Judged | None, baseline_refused: str
-) -> Recommendation:
+def _winner(progress: Progress, seen: Confirmation, arm: ArmResult, soak: Judged | None, breaks: str) -> Recommendation:
     gain = gain_of(progress, seen, arm)
     moved, notes = drift_notes(progress, gain)
-    reason = f"better: {why(progress, seen, moved)}"
-    if baseline_refused:
-        reason = f"better: the baseline breaks a limit ({baseline_refused}), the winner none"
+    reason = by_limits(progress, seen, arm, breaks) if breaks else f"better: {why(progress, seen, arm)}"
+    if gain is not None and moved is not None and (gain.low or 0) > 1 >= (moved.low or 0):
+        reason += "; only for the machine's drift, which met all arms in turn, is the interval wider"
     bound, allowed = success_bound(progress, arm.config), failure_allowance(progress)
     if bound is not None and allowed is not None and bound.upper_failure_share > allowed:
         notes.append(
             f"{bound.n} requests without a failure bound the failure share by {bound.upper_failure_share:.2%} only: "
             "longer windows or a soak are needed to show the limit itself"
         )
+    notes += unjudged(progress, seen)
     if any(start.record.status is LoadStatus.UNSTEADY for start in (*arm.starts, *seen.baseline.starts)):
         notes.append("the load was unsteady in some starts: their two halves disagreed")
     return Recommendation(
@@ -95,12 +134,13 @@ def _winner(
         gain=moved,
         baseline_metrics=seen.baseline.metrics.values if seen.baseline.metrics else {},
         winner_metrics=arm.metrics.values if arm.metrics else {},
-        overrides=_overrides(progress, seen.finalist.config, arm.config, arm.values, seen),
+        overrides=_overrides(progress, seen, arm),
         rejected=_rejections(progress),
         trials=_counts(progress),
         success=bound,
         soak=soak_text(progress, soak),
-        notes=(*meaning_notes(progress, arm.config), *notes, *general_notes(progress)),
+        notes=(*meaning_notes(progress, arm.config), *caveats(progress, arm.config), *notes, *general_notes(progress)),
+        baseline_breaks=breaks,
     )
 
 
@@ -113,12 +153,10 @@ def _unconfirmed(progress: Progress) -> Recommendation:
     if not ranked or not beats_baseline_unconfirmed(progress, ranked[0]):
         if not baseline.feasible:
             return _nothing_feasible(progress, f"the baseline breaks a limit ({baseline.reason}) and nothing else met them all")
-        return _no_gain(
-            progress, "no measurable gain: no configuration came out above the baseline in the search", None, base_metrics, []
-        )
-    winner = ranked[0]
-    starts = progress.starts_of(winner, Stage.SEARCH, Stage.SCREENING)
-    soak = soak_of(progress, winner)
+        return _no_gain(progress, none_above(progress), None, base_metrics, [])
+    best = ranked[0]
+    starts = progress.starts_of(best, Stage.SEARCH, Stage.SCREENING)
+    soak = soak_of(progress, best)
     if soak is not None and (failed := _soak_failure(soak)):
         return _no_gain(progress, f"the best configuration failed in its soak: {failed}", None, base_metrics, [])
     merits = [start.merit for start in starts if start.merit is not None]
@@ -126,27 +164,30 @@ def _unconfirmed(progress: Progress) -> Recommendation:
     if baseline.feasible and baseline.merit is not None:
         gain = Gain(math.exp(fmean(merits) - baseline.merit))
     moved, notes = drift_notes(progress, gain)
+    if not baseline.feasible:
+        notes.append(f"the baseline broke a limit in its start of the search ({baseline.reason}), so no gain is told")
     metrics = mean_metrics([start.record for start in starts])
     return Recommendation(
         verdict=Verdict.UNCONFIRMED,
         reason="unconfirmed: the best of the search, not measured against the baseline in fresh starts (--rounds 0)"
         if not progress.setup.budget.rounds
         else "unconfirmed: the confirmation could not be finished",
-        argv=starts[-1].record.argv or progress.setup.command(winner),
+        argv=starts[-1].record.argv or progress.setup.command(best),
         baseline_argv=baseline.record.argv or progress.setup.command(progress.baseline_config),
         winner_label=starts[0].record.label,
-        winner_config=winner,
+        winner_config=best,
         gain=moved,
         baseline_metrics=base_metrics,
         winner_metrics=metrics.values if metrics else {},
-        overrides=tuple(
-            Override(name, value, True, "part of the best configuration") for name, value in _own(progress, winner)
+        overrides=(
+            *(Override(name, value, True, "part of the best configuration") for name, value in _own(progress, best)),
+            *left_out(progress, best),
         ),
         rejected=_rejections(progress),
         trials=_counts(progress),
-        success=success_bound(progress, winner),
+        success=success_bound(progress, best),
         soak=soak_text(progress, soak),
-        notes=(*meaning_notes(progress, winner), *notes, *general_notes(progress)),
+        notes=(*meaning_notes(progress, best), *caveats(progress, best), *notes, *general_notes(progress)),
     )
 
 
@@ -173,7 +214,7 @@ def _no_gain(
         rejected=(*_rejections(progress), *extra),
         trials=_counts(progress),
         success=success_bound(progress, progress.baseline_config),
-        notes=(*said, *notes, *general_notes(progress)),
+        notes=(*said, *caveats(progress, progress.baseline_config), *notes, *general_notes(progress)),
     )
 
 
@@ -187,7 +228,8 @@ def _nothing_feasible(progress: Progress, reason: str) -> Recommendation:
     notes = []
     if measured:
         least = min(measured, key=lambda judged: sum(max(0.0, value) for value in judged.violations.values()))
-        notes.append(f"least violating: trial {least.record.label} {dict(least.record.config)}: {least.reason}")
+        if least.reason:
+            notes.append(f"least violating: trial {least.record.label} ({flags_text(least.record.config)}): {least.reason}")
         notes += _closest_values(progress, measured)
     baseline = progress.baseline
     return Recommendation(
@@ -215,15 +257,15 @@ def _closest_values(progress: Progress, measured: Sequence[Judged]) -> list[str]
     return notes
 
 
-def _overrides(
-    progress: Progress, finalist: EngineConfig, winner: EngineConfig, values: Sequence[float], seen: Confirmation
-) -> tuple[Override, ...]:
-    rows = []
-    for name, value in _own(progress, finalist):
-        kept = winner.get(name) == value
+def _overrides(progress: Progress, seen: Confirmation, arm: ArmResult) -> tuple[Override, ...]:
+    rows, lite = [], held_back(progress, seen, arm)
+    for name, value in _own(progress, seen.finalist.config):
+        kept = arm.config.get(name) == value
         reason = "part of the winner" if kept else "dropped: it resolves to the default or earns less than the noise"
-        rows.append(Override(name, value, kept, reason, _worth(progress, name, values, seen) if kept else None))
-    return tuple(rows)
+        if lite is not None and lite.get(name) != value:
+            reason = "part of the winner: it earns less than the noise, but without it no gain is beyond the noise"
+        rows.append(Override(name, value, kept, reason, _worth(progress, name, arm.values, seen) if kept else None))
+    return (*rows, *left_out(progress, arm.config, lambda name: _worth(progress, name, arm.values, seen)))
 
 
 def _worth(progress: Progress, name: str, values: Sequence[float], seen: Confirmation) -> Gain | None:
@@ -259,10 +301,6 @@ def _rejections(progress: Progress) -> tuple[Rejected, ...]:
                 judged.record.config, Rejected(judged.record.label, judged.record.config, judged.kind, judged.reason)
             )
     return tuple(rows.values())
-
-
-def _rejected(config: EngineConfig, kind: str, reason: str) -> Rejected:
-    return Rejected("confirmation", config, kind, reason)
 
 
 def _counts(progress: Progress) -> dict[str, int]:

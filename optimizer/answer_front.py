@@ -14,7 +14,7 @@ from vopt.optimizer.judge import Judged
 from vopt.optimizer.progress import Progress, front_of
 from vopt.optimizer.recommend import FrontMember, Gain, GoalVerdict, Recommendation, Verdict
 from vopt.optimizer.trial import EngineConfig
-from vopt.optimizer.verdict import ArmResult, Confirmation, chosen_arm, confirmation
+from vopt.optimizer.verdict import ArmResult, Confirmation, confirmation, winner
 
 BETTER, WORSE, LIKE, OPEN = "better", "worse", "no measurable difference", "unconfirmed"
 
@@ -25,7 +25,7 @@ def with_front(progress: Progress, answer: Recommendation) -> Recommendation:
     if not goal.objectives or answer.verdict is Verdict.NOTHING_FEASIBLE:
         return answer
     seen = confirmation(progress)
-    arm = (chosen_arm(progress, seen) if answer.winner_config else seen.finalist) if seen is not None else None
+    arm = ((winner(progress, seen) if answer.winner_config else None) or seen.finalist) if seen is not None else None
     knee = seen.finalist.config if seen is not None else answer.winner_config
     goals = tuple(_goal_verdict(progress, objective, seen, arm, answer.winner_config) for objective in goal.objectives)
     return replace(answer, front=_members(progress, knee), goals=tuple(one for one in goals if one is not None))

@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
-from vopt.objectives.goals import too_few_for_p99
+from vopt.objectives.goals import is_guard, too_few_for_p99
+from vopt.objectives.metrics import Direction
+from vopt.optimizer.breach import possible
 from vopt.optimizer.compile_watch import COMPILED
-from vopt.optimizer.history import Stage
-from vopt.optimizer.judge import Judged
+from vopt.optimizer.history import Arm, Stage
+from vopt.optimizer.judge import Judged, of_stage
 from vopt.optimizer.measurement import CLIENT_LIMITED, FRONT_END_LIMITED, SCALE_OUT
-from vopt.optimizer.progress import Progress
+from vopt.optimizer.progress import Progress, finalists
 from vopt.optimizer.recommend import Gain
 from vopt.optimizer.trial import EngineConfig
-from vopt.optimizer.verdict import Confirmation, drift
+from vopt.optimizer.verdict import ArmResult, Confirmation, against_baseline, drift
+from vopt.search_spaces.evidence import NOTHING_STATED_HYBRID
 
 DRIFT_BAND = 3.0  # times the restart noise
 VANISHED_BAND = 2.0  # standard deviations
+LITTLE_REUSE = 0.01  # of the prompt tokens
 OTHER_PATH = 0.05  # of the goal's figure, between the engine alone and the command
 
 
@@ -42,19 +46,97 @@ def vanished_gain(progress: Progress, seen: Confirmation) -> list[str]:
     ]
 
 
-def why(progress: Progress, seen: Confirmation, gain: Gain | None) -> str:
-    """What decided, in words; the figures stand in ``gain``."""
-    if gain is None:
+def why(progress: Progress, seen: Confirmation, arm: ArmResult) -> str:
+    """What decided between an arm and the baseline, in words; the figures stand in the gain."""
+    found = against_baseline(progress, seen, arm)
+    if found is None:
         return "the gain is not known"
-    starts = f"fresh starts, {len(seen.finalist.values)} of the finalist and {len(seen.baseline.values)} of the baseline"
-    how = "as served commands" if any(start.record.served for start in seen.finalist.starts) else "in-process"
+    who = "of the finalist" if arm.arm is Arm.FINALIST else "of the finalist without what earns less than the noise"
+    starts = f"fresh starts, {len(arm.values)} {who} and {len(seen.baseline.values)} of the baseline"
+    how = "as served commands" if any(start.record.served for start in arm.starts) else "in-process"
     if progress.setup.no_serve is False and how == "in-process":
         how = "as simulated engines"
-    if gain.low is None:
+    if found.low is None:
         return f"{starts}, {how}, are too few for an interval"
-    if seen.comparison is not None and seen.comparison.better:
+    if found.better:
         return f"{starts}, {how}, differ by more than starts of one configuration do"
+    if found.high is not None and found.high < 1:
+        return f"{starts}, {how}: it is worse, by more than starts of one configuration differ"
     return f"{starts}, {how}, differ by no more than starts of one configuration do"
+
+
+def by_limits(progress: Progress, seen: Confirmation, arm: ArmResult, breaks: str) -> str:
+    """Why an arm is recommended over a baseline that breaks a limit, and what that costs in the goal."""
+    goal, found = progress.setup.goal, against_baseline(progress, seen, arm)
+    said = f"better: the baseline breaks its limits, and not by chance ({breaks}), the recommended configuration keeps them"
+    if found is None:
+        return f"{said}; no start of the baseline has a figure to compare its {goal.metric} with"
+    if found.better:
+        return f"{said}, and its gain is real: {why(progress, seen, arm)}"
+    ratios = (found.ratio, found.low or found.ratio, found.high or found.ratio)
+    ratio, *ends = ratios if goal.direction is Direction.MAXIMIZE else [1 / ratio for ratio in ratios]
+    change = f"{goal.metric} {ratio - 1:+.1%}"
+    if found.high is None:
+        return f"{said}. What that costs: {change}, of too few starts for an interval"
+    interval = f"{min(ends) - 1:+.1%} to {max(ends) - 1:+.1%}"
+    if found.high < 1:
+        return f"{said}. That has its price: {change} ({interval})"
+    return f"{said}. Its gain is not beyond the noise: {change} ({interval})"
+
+
+def doubted_breach(progress: Progress, seen: Confirmation) -> list[str]:
+    """Says it when the baseline that stays the answer broke a limit by its mean, but no further than chance goes."""
+    goal, baseline = progress.setup.goal, seen.baseline
+    words = possible(goal, baseline.starts, baseline.metrics)
+    if not words:
+        return []
+    tells = "more --rounds or a longer --window would tell"
+    return [f"the baseline itself may break its limits: {words}. Chance may have done that; {tells}"]
+
+
+def unjudged(progress: Progress, seen: Confirmation) -> list[str]:
+    """Says it when limits relative to the baseline had nothing to refer to."""
+    relative = [limit.text for limit in progress.setup.goal.limits if limit.relative_to_baseline]
+    if seen.baseline.metrics is not None or not relative:
+        return []
+    return [f"{', '.join(relative)}: not judged, since no start of the baseline in the confirmation came to its end"]
+
+
+def next_choice(progress: Progress) -> list[str]:
+    """Which screened configuration is left when the finalist was refused: nobody confirmed it, but its command can be had."""
+    tried = {judged.record.config for judged in progress.history if judged.record.stage is Stage.CONFIRMATION}
+    left = next((config for config in finalists(progress) if config not in tried), None)
+    first = progress.first(left) if left is not None else None
+    if first is None:
+        return []
+    return [
+        f"trial {first.record.label} is the next best of the search and kept the limits there; nobody confirmed it. "
+        f"vopt export --trial {first.record.label} gives its command, vopt bench measures it"
+    ]
+
+
+def none_above(progress: Progress) -> str:
+    """Why there was nothing to confirm: nothing came out above the baseline, or what did broke a limit."""
+    baseline, metric = progress.baseline, progress.setup.goal.metric
+    measured = of_stage(progress.charged, Stage.SEARCH, Stage.SCREENING)
+    merit = baseline.merit if baseline is not None else None
+    above = [one for one in measured if one.merit is not None and merit is not None and one.merit > merit and not one.feasible]
+    if not above or baseline is None:
+        return "no measurable gain: no configuration came out above the baseline in the search"
+    limits = progress.setup.goal.limits
+    broken_by = {id(one): [limit for limit in limits if one.violations.get(limit.text, 0.0) > 0] for one in above}
+    best = min(above, key=lambda one: (len(broken_by[id(one)]), -(one.merit or 0.0)))
+    broken = broken_by[id(best)]
+    guarded = bool(broken) and all(is_guard(progress.setup.goal, limit) for limit in broken)
+    return (
+        f"no measurable gain within the limits: what came out above the baseline in the search broke one. The nearest, "
+        f"trial {best.record.label} ({metric} {_plain(best.value)}, the baseline's {_plain(baseline.value)}): {best.reason}"
+        + ("; --no-guard leaves that limit out" if guarded else "")
+    )
+
+
+def _plain(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def drift_notes(progress: Progress, gain: Gain | None) -> tuple[Gain | None, list[str]]:
@@ -73,6 +155,11 @@ def drift_notes(progress: Progress, gain: Gain | None) -> tuple[Gain | None, lis
     if gain is None or gain.low is None or gain.high is None:
         return gain, [note]
     wide = max(ratio, 1 / ratio)
+    if gain.low > 1 >= gain.low / wide:
+        note += (
+            ". The confirmation takes its arms in turn, so that a drift meets them alike: its starts, between "
+            f"{gain.low - 1:+.1%} and {gain.high - 1:+.1%} better, decide the verdict"
+        )
     return Gain(gain.ratio, gain.low / wide, gain.high * wide, gain.smallest_visible), [note]
 
 
@@ -99,6 +186,27 @@ def meaning_notes(progress: Progress, config: EngineConfig) -> list[str]:
         if parameter.changes_contract:
             notes.append(f"{name} changes what the service offers: see that no client needs what it takes away")
     return notes
+
+
+def caveats(progress: Progress, config: EngineConfig) -> list[str]:
+    """What the figures of a recommended configuration rest on: the workload's reuse, and what a simulation assumes."""
+    return [*_without_caching(progress, config), *progress.setup.assumed(config)]
+
+
+def _without_caching(progress: Progress, config: EngineConfig) -> list[str]:
+    """Says it when the recommendation turns prefix caching off: what decided that is the workload's reuse and nothing else."""
+    if config.get("enable_prefix_caching") is not False or progress.baseline_config.get("enable_prefix_caching") is False:
+        return []
+    metrics = progress.baseline.record.metrics if progress.baseline is not None else None
+    hit = metrics.get("prefix_hit_rate") if metrics is not None else None
+    if hit is None or hit < LITTLE_REUSE:
+        shown = "the measured workload declared no reuse, so its prompts share no beginnings that a cache could find"
+    else:
+        shown = f"of the measured workload's prompt tokens, {hit:.0%} were found in the cache while it was on"
+    return [
+        f"prefix caching is off in this command: {shown}. With traffic that shares beginnings (system prompts, conversations) "
+        "it must be measured again: vopt workload --from-metrics URL writes a workload file of a running server"
+    ]
 
 
 def served_note(progress: Progress) -> list[str]:
@@ -160,16 +268,23 @@ def front_end_note(progress: Progress) -> list[str]:
     ]
 
 
+def unsearched_note(progress: Progress) -> list[str]:
+    """Names what was left alone because the workload is silent about it, where it may matter much."""
+    silent = [entry.name for entry in progress.setup.space.inactive if entry.reason == NOTHING_STATED_HYBRID]
+    return [f"{name} was not searched: {NOTHING_STATED_HYBRID}" for name in silent]
+
+
 def general_notes(progress: Progress) -> list[str]:
     budget = progress.setup.budget
-    notes = [*progress.setup.notes, *served_note(progress), *machine_note(progress), *front_end_note(progress)]
+    notes = [
+        *progress.setup.notes,
+        *unsearched_note(progress),
+        *served_note(progress),
+        *machine_note(progress),
+        *front_end_note(progress),
+    ]
     if progress.setup.no_serve and budget.rounds:
         notes.append("confirmed in-process (--no-serve): what the API server costs is not in these figures")
-    repairs = len(progress.attempts) - 1
-    if repairs:
-        notes.append(
-            f"the baseline as given did not start; compared with the repaired baseline {dict(progress.baseline_config)}"
-        )
     limited = [
         judged.record.label
         for judged in progress.history

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from vopt.objectives.confidence import Comparison, compare
 from vopt.objectives.goals import Goal
 from vopt.objectives.score import score
+from vopt.optimizer.breach import broken, ended_well
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
 from vopt.optimizer.history import Arm, StudyRecord, TrialRecord
 from vopt.optimizer.measurement import CLIENT_LIMITED
 from vopt.optimizer.recommend import Verdict
 from vopt.optimizer.trial import EngineConfig
+from vopt.optimizer.verdict import mean_metrics
 
 TOLERANCE = 0.03
 """Without ``--gate``: a recommendation holds while it has lost no more than this. Two starts differ by up to 1 % each."""
@@ -91,10 +93,8 @@ def judge_duel(duel: Duel, starts: Mapping[str, Sequence[TrialRecord]], goal: Go
     mine, others = starts[duel.recommended], starts[duel.alternative]
     if failed := next((start.failure for start in mine if start.failure), None):
         return Answer(False, f"the recommended command failed: {failed.kind} during {failed.phase}: {failed.detail}")
-    reference = others[0].metrics if others and others[0].failure is None and duel.recommended != "baseline" else None
-    broken = [reason for start in mine for reason in score(start.metrics, goal, reference, status=start.status).reasons]
-    if broken:
-        return Answer(False, f"the recommended command breaks a limit: {broken[0]}", _compared(duel, starts, goal))
+    if breaks := _broken(duel, mine, others, goal):
+        return Answer(False, f"the recommended command breaks a limit: {breaks}", _compared(duel, starts, goal))
     now = _compared(duel, starts, goal)
     if now is None:
         return Answer(True, f"the {duel.alternative} does not run here, the recommended command does")
@@ -103,6 +103,16 @@ def judge_duel(duel: Duel, starts: Mapping[str, Sequence[TrialRecord]], goal: Go
     words = f"lost {lost:.1%}" if lost > 0 else f"gained {-lost:.1%}"
     against = f"against the {duel.alternative} it has {words} since the study"
     return Answer(lost <= allowed, f"{against}; a loss of {allowed:.1%} is allowed", now, lost)
+
+
+def _broken(duel: Duel, mine: Sequence[TrialRecord], others: Sequence[TrialRecord], goal: Goal) -> str:
+    """Which limit the recommended arm breaks, by the rule of the study: a start that does not come to its end, else its means,
+    with the means of the baseline as reference."""
+    if unended := next((start for start in mine if not ended_well(start)), None):
+        return next(iter(score(unended.metrics, goal, None, status=unended.status).reasons), "its load was not ended")
+    reference = None if duel.recommended == "baseline" else mean_metrics([start for start in others if ended_well(start)])
+    mean = mean_metrics(mine)
+    return broken(mean, goal, reference) if mean is not None else "nothing was measured"
 
 
 def _compared(duel: Duel, starts: Mapping[str, Sequence[TrialRecord]], goal: Goal) -> Comparison | None:

@@ -26,6 +26,7 @@ from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord, TrialRe
 from vopt.optimizer.host import conditions_of, reserved
 from vopt.optimizer.load.plan import LoadPlan
 from vopt.optimizer.measurement import Asked, Measurement
+from vopt.optimizer.not_simulated import say_left_out
 from vopt.optimizer.options import BenchOptions, SearchOptions
 from vopt.optimizer.prepare import find_load, find_second
 from vopt.optimizer.report.redaction import clean, clean_text, known_secrets
@@ -78,6 +79,7 @@ def measure_again(options: BenchOptions, listener: Listener) -> BenchOutcome:
     stored = _with_options(options, stored, record)
     with VllmProbe(interpreter_of(stored)) as probe:
         subject, duel, findings = _as_of_today(probe, options, stored, record, duel)
+    say_left_out(subject, lambda text: listener(Note(text)))
     bench = _bench(subject, stored, record, measurement, second, listener)
     if not subject.machine.simulated:
         fetch_weights(subject.model, lambda text: listener(Note(text)))

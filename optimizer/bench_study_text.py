@@ -43,7 +43,7 @@ def _facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     if now is not None:
         starts = " and ".join(map(str, now["starts"]))
         spread = (
-            f"95 % interval {change_text(now['low'])} to {change_text(now['high'])}"
+            f"94 % interval {change_text(now['low'])} to {change_text(now['high'])}"
             if now["low"] is not None
             else "no interval from one start each: --repeat 3 gives one"
         )

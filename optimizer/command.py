@@ -103,6 +103,20 @@ def argument_words(name: str, value: Any, schema: Arguments) -> list[str]:
     return _WRITERS[argument.kind](argument, value)
 
 
+def flags_text(config: Mapping[str, Any]) -> str:
+    """A configuration as flags, for people to read; a command to run is made by ``to_argv``."""
+    words: list[str] = []
+    for name, value in config.items():
+        flag = "--" + name.replace("_", "-")
+        if name.startswith(ENVIRONMENT_PREFIX):
+            words.append(f"{name.removeprefix(ENVIRONMENT_PREFIX)}={value}")
+        elif isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            words += [flag, value if isinstance(value, str) else _json_text(value)]
+    return shlex.join(words) or "no flags"
+
+
 def shell_line(argv: Iterable[str], environment: Mapping[str, str] | None = None) -> str:
     """One line that a POSIX shell splits into exactly these words."""
     prefix = [f"{name}={shlex.quote(value)}" for name, value in sorted((environment or {}).items())]

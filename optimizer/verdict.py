@@ -13,21 +13,20 @@ from vopt.objectives.confidence import (
     ALPHA_FURTHER,
     Comparison,
     compare,
+    failure_share_lower,
     failure_share_upper,
     like_starts,
     lite_suffices,
     smallest_visible_gain,
 )
 from vopt.objectives.metrics import Metrics
-from vopt.objectives.records import LoadStatus
+from vopt.optimizer import breach
 from vopt.optimizer.arms import Arms
 from vopt.optimizer.history import Arm, Stage, TrialRecord
-from vopt.optimizer.judge import ARTEFACT, Judged, broken_limits, of_stage
+from vopt.optimizer.judge import ARTEFACT, Judged, of_stage
 from vopt.optimizer.progress import Progress, finalists
 from vopt.optimizer.recommend import Gain, SuccessBound
 from vopt.optimizer.trial import EngineConfig
-
-MEASURED_STATUSES = (LoadStatus.COMPLETE, LoadStatus.UNSTEADY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,8 @@ def mean_metrics(records: Sequence[TrialRecord]) -> Metrics | None:
 
 
 def confirmation(progress: Progress, up_to: int | None = None) -> Confirmation | None:
-    """The confirmation in course up to a round (default: all rounds begun); ``None`` before its first start.
+    """The confirmation in course up to a round (default: all rounds begun); ``None`` before its first start. Where every
+    finalist failed, the last of their confirmations.
 
     In a study that was given more trials after a confirmation: without ``up_to`` the confirmation that the answer rests on.
     That is one that shows a better finalist, of several the one with the highest bound, else the last.
@@ -90,9 +90,11 @@ def confirmation(progress: Progress, up_to: int | None = None) -> Confirmation |
         return seen
     others = [arms for arms in progress.earlier_arms if tried is None or arms.finalist != tried.finalist]
     found = [one for one in (*(_seen(progress, arms, None) for arms in others), seen) if one is not None]
-    won = [one for one in found if better(progress, one)] if others else []
+    won = [one for one in found if winner(progress, one, soak_to_come=_soak_to_come(progress, one))] if others else []
     if won:
         return max(won, key=lambda one: (one.comparison.bound if one.comparison else None) or 0.0)
+    if not found and progress.fallen_arms is not None:
+        return _seen(progress, progress.fallen_arms, None)
     return found[-1] if found else None
 
 
@@ -118,11 +120,8 @@ def _arm(progress: Progress, tried: Arms, arm: Arm, config: EngineConfig, rounds
     """One arm, of the starts of its own configuration: a label says where a start stands, not what was started."""
     labelled = (progress.made(tried.label(n, arm), config) for n in range(1, rounds + 1))
     starts = tuple(start for start in labelled if start is not None)
-    failure = next(
-        (start.reason for start in starts if start.record.failure is not None or start.record.status not in MEASURED_STATUSES),
-        "",
-    )
-    ended = [start for start in starts if start.value is not None and start.record.failure is None]
+    failure = next((start.reason for start in starts if not breach.ended_well(start.record)), "")
+    ended = [start for start in starts if start.value is not None and breach.ended_well(start.record)]
     if not failure and not like_starts([start.record.kv_cache_tokens for start in ended]):
         # Starts whose KV caches differ are different machines to the scheduler: only the most common size is pooled.
         ended = _most_alike(ended)
@@ -144,30 +143,33 @@ def settled(progress: Progress, round_: int) -> bool:
     return seen is not None and seen.comparison is not None and seen.comparison.better
 
 
-def refusal(progress: Progress, result: ArmResult, baseline: ArmResult) -> str:
-    """Why an arm may not be recommended whatever its gain: it failed, broke a limit, or failed too many requests."""
+def refusal(progress: Progress, result: ArmResult, baseline: ArmResult, *, soak_to_come: bool = False) -> str:
+    """Why a finalist or lite may not be recommended whatever its gain: a start of it failed, its means break a limit, or as
+    many of its requests failed as leave the success rate open. ``soak_to_come``: more requests will settle that, so it refuses
+    only what no soak can mend."""
     if result.failure:
         return result.failure
     if result.metrics is None:
         return "none of its confirmation starts was measured"
     if ARTEFACT in {flag for start in result.starts for flag in start.record.flags}:
         return "its acceptance of drafts is an artefact of dummy weights"
-    broken = broken_limits(result.metrics, progress.setup.goal, baseline.metrics)
+    broken = breach.broken(result.metrics, progress.setup.goal, baseline.metrics)
     if broken:
         return broken
-    bound = success_bound(progress, result.config)
-    allowed = failure_allowance(progress)
-    if bound is not None and allowed is not None and bound.failed and bound.upper_failure_share > allowed:
-        return (
-            f"{bound.failed} of {bound.n} requests failed in confirmation and soak: with 95 % confidence up to "
-            f"{bound.upper_failure_share:.2%}, more than the {allowed:.2%} that success_rate >= {1 - allowed:g} allows"
-        )
-    return ""
+    bound, allowed = success_bound(progress, result.config), failure_allowance(progress)
+    if bound is None or allowed is None or not bound.failed or bound.upper_failure_share <= allowed:
+        return ""
+    if soak_to_come and failure_share_lower(bound.failed, bound.n) <= allowed:
+        return ""
+    return (
+        f"{bound.failed} of {bound.n} requests failed in confirmation and soak: with 95 % confidence up to "
+        f"{bound.upper_failure_share:.2%}, more than the {allowed:.2%} that success_rate >= {1 - allowed:g} allows"
+    )
 
 
 def failure_allowance(progress: Progress) -> float | None:
-    limit = next((limit for limit in progress.setup.goal.limits if limit.metric == "success_rate" and limit.op == ">="), None)
-    return None if limit is None or limit.relative_to_baseline else 1 - limit.value
+    limit = breach.success_limit(progress.setup.goal)
+    return None if limit is None else 1 - limit.value
 
 
 def soak_of(progress: Progress, *configs: EngineConfig | None) -> Judged | None:
@@ -184,23 +186,48 @@ def success_bound(progress: Progress, config: EngineConfig) -> SuccessBound | No
     return SuccessBound(failed, n, failure_share_upper(failed, n)) if n else None
 
 
-def better(progress: Progress, seen: Confirmation) -> bool:
-    """Whether the finalist is to be recommended over the baseline."""
-    if seen.comparison is None or refusal(progress, seen.finalist, seen.baseline):
-        return False
-    if refusal(progress, seen.baseline, seen.baseline) and not seen.baseline.failure:
-        return True  # the baseline breaks a limit: any configuration that breaks none is better
-    return seen.comparison.better
+def baseline_breach(progress: Progress, seen: Confirmation) -> str:
+    """Which limits the baseline breaks beyond chance, in words; empty when it keeps them, or chance may have done it."""
+    bound = success_bound(progress, progress.baseline_config)
+    failed, n = (bound.failed, bound.n) if bound is not None else (0, 0)
+    others = [arm.starts for arm in (seen.finalist, seen.lite) if arm is not None]
+    return breach.certain(progress.setup.goal, seen.baseline.starts, others, seen.baseline.metrics, failed, n)
 
 
-def chosen_arm(progress: Progress, seen: Confirmation) -> ArmResult:
-    """Lite where it is as good as the finalist, else the finalist."""
+def held_back(progress: Progress, seen: Confirmation, arm: ArmResult) -> EngineConfig | None:
+    """Lite, where it keeps up with the recommended finalist and the limits and was left for want of a gain of its own."""
     lite = seen.lite
-    if lite is None or not lite.values or seen.comparison is None or refusal(progress, lite, seen.baseline):
-        return seen.finalist
-    direction = progress.setup.goal.direction
-    enough = lite_suffices(lite.values, seen.finalist.values, seen.all_values, direction, gain_ratio=seen.comparison.ratio)
-    return lite if enough else seen.finalist
+    if lite is None or arm is lite or not lite_keeps_up(progress, seen) or refusal(progress, lite, seen.baseline):
+        return None
+    return lite.config
+
+
+def winner(progress: Progress, seen: Confirmation, *, soak_to_come: bool = False) -> ArmResult | None:
+    """The arm to be recommended over the baseline, ``None`` when there is none: lite where it keeps up with the finalist, else
+    the finalist.
+
+    Either must keep the limits, and no start of the finalist may have failed. By its gain an arm wins where the finalist's
+    gain and its own are real; slower than the baseline it may be only where that breaks a limit beyond chance.
+    """
+    if seen.finalist.failure:
+        return None
+    gained = seen.comparison is not None and seen.comparison.better
+    broken = bool(baseline_breach(progress, seen))
+    for arm in (seen.lite if lite_keeps_up(progress, seen) else None, seen.finalist):
+        if arm is None or refusal(progress, arm, seen.baseline, soak_to_come=soak_to_come):
+            continue
+        own = against_baseline(progress, seen, arm)
+        if broken or (gained and own is not None and own.better):
+            return arm
+    return None
+
+
+def lite_keeps_up(progress: Progress, seen: Confirmation) -> bool:
+    """Whether lite surely loses no more against the finalist than it may."""
+    lite, direction = seen.lite, progress.setup.goal.direction
+    if lite is None or not lite.values or seen.comparison is None:
+        return False
+    return lite_suffices(lite.values, seen.finalist.values, seen.all_values, direction, gain_ratio=seen.comparison.ratio)
 
 
 def provisional_winner(progress: Progress) -> EngineConfig | None:
@@ -209,7 +236,12 @@ def provisional_winner(progress: Progress) -> EngineConfig | None:
         ranked = finalists(progress)
         return ranked[0] if ranked and beats_baseline_unconfirmed(progress, ranked[0]) else None
     seen = confirmation(progress)
-    return chosen_arm(progress, seen).config if seen is not None and better(progress, seen) else None
+    arm = winner(progress, seen, soak_to_come=_soak_to_come(progress, seen)) if seen is not None else None
+    return arm.config if arm is not None else None
+
+
+def _soak_to_come(progress: Progress, seen: Confirmation) -> bool:
+    return bool(progress.setup.budget.soak_s) and soak_of(progress, seen.arms.finalist, seen.arms.lite) is None
 
 
 def beats_baseline_unconfirmed(progress: Progress, config: EngineConfig) -> bool:
@@ -221,11 +253,18 @@ def beats_baseline_unconfirmed(progress: Progress, config: EngineConfig) -> bool
     return bool(merits) and fmean(merits) > baseline.merit
 
 
-def gain_of(progress: Progress, seen: Confirmation, arm: ArmResult) -> Gain | None:
-    """The gain of an arm over the baseline with its 95 % interval and what the study could have seen."""
+def against_baseline(progress: Progress, seen: Confirmation, arm: ArmResult) -> Comparison | None:
+    """An arm against the baseline, with the spread of all arms; ``None``: one of them has no start that counts."""
     if not arm.values or not seen.baseline.values:
         return None
-    comparison = compare(arm.values, seen.baseline.values, seen.all_values, progress.setup.goal.direction)
+    return compare(arm.values, seen.baseline.values, seen.all_values, progress.setup.goal.direction, alpha=seen.level)
+
+
+def gain_of(progress: Progress, seen: Confirmation, arm: ArmResult) -> Gain | None:
+    """The gain of an arm over the baseline, with the interval that decides for it and what the study could have seen."""
+    comparison = against_baseline(progress, seen, arm)
+    if comparison is None:
+        return None
     rounds = min(len(arm.values), len(seen.baseline.values))
     visible = (
         smallest_visible_gain(comparison.spread.sd, rounds, arms=len(seen.all_values)) if comparison.spread.freedom else None

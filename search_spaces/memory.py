@@ -14,6 +14,7 @@ from typing import Any
 
 from vopt.search_spaces.defaults import GIB, LATEST_VERSION, Gpu, Resolved, resolve
 from vopt.search_spaces.kv_cache import KvLayout, kv_layout
+from vopt.search_spaces.on_load import loaded
 from vopt.search_spaces.overhead import Overhead, overhead_estimate, shown_bytes
 from vopt.search_spaces.shape import ModelShape
 
@@ -55,6 +56,7 @@ class Calibration:
         compiled: bool = False,
     ) -> Calibration:
         """This and one start that reported ``kv_cache_bytes`` of KV cache per rank; ``compiled``: its compile key was known."""
+        shape = loaded(shape, arguments, version)
         resolved = resolve(shape, gpu, arguments, version)
         if resolved.kv_cache_memory_bytes is not None:
             return self  # the size was given, not what was left over
@@ -134,7 +136,7 @@ def memory_plan(
     compiled: bool = False,
 ) -> MemoryPlan:
     """The memory of one configuration. ``compiled``: an earlier start has compiled it, which leaves more for the cache."""
-    calibration = calibration or Calibration()
+    calibration, shape = calibration or Calibration(), loaded(shape, arguments, version)
     resolved = resolve(shape, gpu, arguments, version)
     estimate = overhead_estimate(shape, gpu, resolved, version, compiled=compiled)
     weights = _weights(shape, resolved)
@@ -188,12 +190,14 @@ def can_start(
     arguments: Mapping[str, Any],
     version: str = LATEST_VERSION,
     calibration: Calibration | None = None,
+    *,
+    exact: bool = False,
 ) -> Verdict:
     """Whether a configuration's engine can start.
 
     ``CANNOT`` rests on the most that the cache could get and clears a margin of 5 % (on a calibrated study: on the learnt
     size, with the same margin and what starts differ by); ``CAN`` needs the estimate to fit by the same margin; between
-    them lies ``UNKNOWN``.
+    them lies ``UNKNOWN``. ``exact``: the estimate is the truth, as for a simulated engine, and nothing lies between.
     """
     plan = memory_plan(shape, gpu, arguments, version, calibration)
     resolved, layout = plan.resolved, plan.layout
@@ -208,8 +212,12 @@ def can_start(
     if plan.weight_bytes * (1 - WEIGHT_MARGIN) > plan.limit_bytes:
         reason = f"weights take {plan.weight_bytes / GIB:.1f} GiB a rank, {plan.limit_bytes / GIB:.1f} GiB may be used"
         return Verdict(Possible.CANNOT, reason, numbers)
+    if exact and plan.kv_bytes <= 0:
+        return Verdict(Possible.CANNOT, "weights and activations leave no memory for the KV cache", numbers)
     if resolved.num_gpu_blocks is not None:
         at_most = float(resolved.num_gpu_blocks)
+    elif exact:
+        at_most = float(plan.blocks)
     elif plan.calibrated:
         most = plan.kv_bytes + MARGIN * max(0, plan.kv_bytes) + START_MARGIN * plan.limit_bytes
         at_most = max(0.0, most / layout.block_bytes)
@@ -225,9 +233,12 @@ def can_start(
     if _needs_state_blocks(shape, resolved) and resolved.max_num_seqs > at_most:
         reason = f"max_num_seqs {resolved.max_num_seqs} exceeds the {int(at_most)} state blocks that can fit (CUDA graphs)"
         return Verdict(Possible.CANNOT, reason, numbers, {"max_num_seqs": max(1, plan.blocks)})
-    tight = plan.blocks * (1 - MARGIN)
+    tight = plan.blocks * (1 if exact else 1 - MARGIN)
     if plan.kv_bytes <= 0 or (needed > tight and not auto_length):
-        return Verdict(Possible.UNKNOWN, "the KV cache may be too small for max_model_len", numbers)
+        reason = (
+            f"one request of max_model_len {resolved.max_model_len} needs {needed} KV blocks, about {plan.blocks} are expected"
+        )
+        return Verdict(Possible.UNKNOWN, f"the KV cache may be too small for max_model_len: {reason}", numbers)
     if _needs_state_blocks(shape, resolved) and resolved.max_num_seqs > tight:
         return Verdict(Possible.UNKNOWN, "max_num_seqs is close to the number of state blocks", numbers)
     return Verdict(Possible.CAN, f"{plan.kv_bytes / GIB:.1f} GiB are left for the KV cache", numbers)

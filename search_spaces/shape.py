@@ -80,12 +80,14 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """Stored weights: ``bytes_per_weight`` with scales included, and the components left in the model's own dtype."""
+    """Weights in memory: ``bytes_per_weight`` with scales included, and the components left in the model's own dtype.
+    ``weight_only``: they are known to be multiplied in 16 bits."""
 
     method: str
     bits: float
     bytes_per_weight: float
     kept: frozenset[str] = frozenset()
+    weight_only: bool = False
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from vopt.optimizer.load.virtual_time import run_virtual
 from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Phase, StartClass, Started, TrialSpec
 from vopt.search_spaces.defaults import LATEST_VERSION, Resolved, capture_sizes, resolve
 from vopt.search_spaces.memory import MemoryPlan, memory_plan
+from vopt.search_spaces.on_load import loaded
 from vopt.search_spaces.shape import ModelShape
 
 __all__ = ["MODELLED", "Noise", "SimulatedCaches", "SimulatedSession"]
@@ -56,6 +57,7 @@ MODELLED = frozenset(
         "num_gpu_blocks_override",
         "performance_mode",
         "pipeline_parallel_size",
+        "quantization",
         "speculative_config",
         "stream_interval",
         "tensor_parallel_size",
@@ -196,12 +198,19 @@ class SimulatedSession:
             self._shape,
             plan.resolved,
             start_class,
-            weight_bytes=plan.weight_bytes,
+            weight_bytes=self._stored_bytes(plan),
             dummy=arguments.get("load_format") == "dummy",
             eager=_eager(arguments.get("enforce_eager"), arguments.get("optimization_level")),
         )
         spread = random.Random(f"start {self._seed}").gauss(0.0, 0.03) if self._noise.restart else 0.0
         return {part: seconds * math.exp(spread) for part, seconds in parts.items()}
+
+    def _stored_bytes(self, plan: MemoryPlan) -> int:
+        """What is read: weights that are quantized at load are stored larger than they are held."""
+        if self._spec.arguments.get("quantization") is None:
+            return plan.weight_bytes
+        stored = {name: value for name, value in self._spec.arguments.items() if name != "quantization"}
+        return memory_plan(self._shape, self._hardware.gpu, stored, self._version).weight_bytes
 
     @property
     def _seed(self) -> str:
@@ -216,7 +225,7 @@ class SimulatedSession:
             resolved,
             plan.layout,
             plan.blocks,
-            StepTime(self._shape, self._hardware, resolved, eager=eager),
+            StepTime(loaded(self._shape, arguments, self._version), self._hardware, resolved, eager=eager),
             # Drawn by request alone: the same request is as easy to predict in every trial.
             draw_steps=speculative_steps(speculation, normals("acceptance")) if speculation else None,
             jitter=self._noise.jitter(self._seed),

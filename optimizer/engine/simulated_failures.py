@@ -10,6 +10,7 @@ from typing import Any
 from vopt.optimizer.trial import Failed, FailureKind, Phase
 from vopt.search_spaces.defaults import GIB, Resolved
 from vopt.search_spaces.memory import Gpu, MemoryPlan
+from vopt.search_spaces.on_load import refusal
 from vopt.search_spaces.overhead import shown_bytes
 from vopt.search_spaces.shape import ModelShape
 
@@ -104,6 +105,9 @@ def _config(shape: ModelShape, r: Resolved, arguments: Mapping[str, Any], gpus: 
     if r.speculation is not None and 0 < r.capture_size < query:
         detail = f"No valid cudagraph sizes after rounding to multiple of {query} (num_speculative_tokens + 1)"
         return _failed(FailureKind.GRAPH_CAPTURE, detail, {"max_cudagraph_capture_size": {"at_least": query}})
+    own = shape.quantization.method if shape.quantization else None
+    if refused := refusal(own, arguments):
+        return _failed(invalid, refused)
     dtype = str(arguments.get("kv_cache_dtype") or "auto")
     if dtype in ("float16", "bfloat16") and dtype != shape.dtype:
         return _failed(invalid, f"kv_cache_dtype {dtype} must equal the model's dtype {shape.dtype}")

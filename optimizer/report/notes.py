@@ -37,12 +37,16 @@ def study_note(view: StudyView) -> str:
         facts.insert(0, ("Simulated", "no engine ran"))
     parts.append(_list(facts))
     if answer and answer.verdict is not Verdict.NOTHING_FEASIBLE and (rows := view.compared()):
-        table = ["| Metric | Baseline | Winner | Change |", "| --- | ---: | ---: | ---: |"]
+        alone = all(row.winner is None for row in rows)
+        table = [
+            "| Metric | Baseline |" + ("" if alone else f" {view.challenger.capitalize()} | Change |"),
+            "| --- | ---: |" + ("" if alone else " ---: | ---: |"),
+        ]
         for row in rows:
             name, unit = wording.metric_label(row.metric), wording.metric_unit(row.metric)
             change = wording.change_text(row.change) if row.change is not None else wording.NONE
-            figures = f"{spread_text(row.metric, row.baseline)} | {spread_text(row.metric, row.winner)}"
-            table.append(f"| {_text(name)}{', ' + unit if unit else ''} | {figures} | {change} |")
+            compared = "" if alone else f" {spread_text(row.metric, row.winner)} | {change} |"
+            table.append(f"| {_text(name)}{', ' + unit if unit else ''} | {spread_text(row.metric, row.baseline)} |{compared}")
         parts.append("\n".join(table))
     return "\n\n".join(parts) + "\n"
 

@@ -109,6 +109,7 @@ def provenance(view: StudyView, *, trial: str | None = None) -> list[str]:
         if answer.soak:
             rows.append(f"soak: {answer.soak}")
         rows += [f"less than the defaults: {', '.join(below)}"] if (below := view.below_defaults()) else []
+        rows += [f"note: {note}" for note in answer.notes]
     return [wording.one_line(row) for row in rows]
 
 

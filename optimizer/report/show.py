@@ -90,23 +90,21 @@ def verdict_block(view: StudyView) -> Line:
 
 
 def comparison_table(rows: Sequence[Comparison], challenger: str = "winner") -> Table:
-    """Baseline against winner (or a finalist that is no better) on every metric; the range over engine starts in brackets."""
-    columns = (
-        Column("Metric"),
-        Column("Baseline", right=True),
-        Column(challenger.capitalize(), right=True),
-        Column("Change", right=True),
-        Column(""),
-    )
+    """Baseline against winner (or a finalist that is no better) on every metric; the range over engine starts in brackets.
+    The baseline alone where nothing was compared with it."""
+    other = (Column(challenger.capitalize(), right=True), Column("Change", right=True), Column(""))
+    alone = all(row.winner is None for row in rows)
+    columns = (Column("Metric"), Column("Baseline", right=True), *(() if alone else other))
     starts = max((spread.starts for row in rows for spread in (row.baseline, row.winner) if spread), default=1)
     note = f"Mean of {starts} starts (least to greatest)." if starts > 1 else "One engine start each: no interval."
-    table = TableMaker(f"Baseline against {challenger}", columns, note)
+    table = TableMaker("Baseline" if alone else f"Baseline against {challenger}", columns, note)
     for row in rows:
         tone, word = _direction(row)
         change = wording.change_text(row.change) if row.change is not None else wording.NONE
         unit = wording.metric_unit(row.metric)
         name = wording.metric_label(row.metric) + (f", {unit}" if unit else "")
-        table.add(name, spread_text(row.metric, row.baseline), spread_text(row.metric, row.winner), change, word, tone=tone)
+        compared = () if alone else (spread_text(row.metric, row.winner), change, word)
+        table.add(name, spread_text(row.metric, row.baseline), *compared, tone=tone)
     return table.done()
 
 
@@ -169,7 +167,7 @@ def trials_table(view: StudyView) -> Table:
         Column("Configuration", wide=True),
     )
     table = TableMaker("Search", columns)
-    baseline = next((figure for trial in view.searched[:1] if (figure := view.value(trial)) is not None), None)
+    baseline = view.value(view.baseline_start) if view.baseline_start is not None else None
     for trial in view.searched:
         figure, excluded = view.value(trial), view.why_not(trial)
         change = wording.change_text(figure / baseline) if figure is not None and baseline else wording.NONE

@@ -10,6 +10,7 @@ from typing import Any
 
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.arms import series_of
+from vopt.optimizer.command import flags_text
 from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord
 from vopt.optimizer.judge import SOAK_ENDINGS
 from vopt.optimizer.recommend import Gain, Recommendation, Rejected, Verdict
@@ -184,8 +185,15 @@ class StudyView:
             decided = [trial for trial in same if trial.stage in (Stage.SEARCH, Stage.SCREENING)]
             return _one_arm(confirmed) or tuple(decided)
         confirmed = [trial for trial in self.confirmed if trial.arm is Arm.BASELINE]
-        first = [trial for trial in self.searched[:1] if trial.metrics]
-        return tuple(confirmed or first)
+        first = self.baseline_start
+        return tuple(confirmed or ([first] if first is not None and first.metrics else []))
+
+    @property
+    def baseline_start(self) -> TrialRecord | None:
+        """The baseline's first start: as given, else as repaired, since nothing else is started before it comes up."""
+        if self.answer is not None and self.answer.repair is None:
+            return next(iter(self.searched), None)
+        return next((trial for trial in self.searched if trial.failure is None), None)
 
     def compared(self) -> tuple[Comparison, ...]:
         """Baseline against ``challenger`` on every metric that either has."""
@@ -262,27 +270,40 @@ class StudyView:
         answer = self.answer
         if answer is None:
             return f"No answer yet: {wording.plural(len(self.trials), 'engine start')} so far"
-        change = f"{wording.metric_word(self.metric)} {self.gain_text(answer.gain)}"
+        change = f": {wording.metric_word(self.metric)} {self.gain_text(answer.gain)}" if answer.gain else ""
         match answer.verdict:
             case Verdict.BETTER:
-                text = f"Better than {self.baseline_name}: {change}"
+                breaks = f", which break{'s' if self.has_command else ''} the limits" if answer.baseline_breaks else ""
+                text = f"Better than {self.baseline_name}{breaks}{change}"
             case Verdict.NO_GAIN:
-                text = f"No measurable gain over {self.baseline_name}: {change}"
+                text = f"No measurable gain over {self.baseline_name}{change}"
             case Verdict.NOTHING_FEASIBLE:
                 text = f"Nothing feasible: {answer.reason}"
             case Verdict.UNCONFIRMED:
-                text = f"Unconfirmed, against {self.baseline_name}: {change}"
+                text = f"Unconfirmed, against {self.baseline_name}{change}"
         return f"SIMULATED. {text}" if self.simulated else text
 
     def gain_text(self, gain: Gain | None) -> str:
         return wording.gain_text(gain, maximize=self.maximize)
 
     @property
-    def baseline_name(self) -> str:
+    def has_command(self) -> bool:
+        """Whether the baseline is a command that was given."""
         options = self.setup.get("options") or {}
-        if options.get("from_file") or options.get("command"):
-            return "the command in use"
-        return "vLLM's defaults" + (" with what --set fixes" if options.get("set") else "")
+        return bool(options.get("from_file") or options.get("command"))
+
+    @property
+    def baseline_name(self) -> str:
+        if self.has_command:
+            return self._repaired("the command in use", "it does")
+        fixed = " with what --set fixes" if (self.setup.get("options") or {}).get("set") else ""
+        return self._repaired(f"vLLM's defaults{fixed}", "they do")
+
+    def _repaired(self, name: str, verb: str) -> str:
+        """A baseline's name, with what had to be changed of it and that it does not start otherwise."""
+        if self.answer is None or self.answer.repair is None:
+            return name
+        return f"{name}, repaired by {flags_text(self.answer.repair.changes)} (as given {verb} not start here)"
 
 
 _STATUS_REASONS = {

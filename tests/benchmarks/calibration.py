@@ -25,8 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from landscapes import Landscape, PlainSpace, Truth, parameter, record, space
 
+from vopt.objectives.goals import Goal, built_in_goal
 from vopt.optimizer.answer import recommend
-from vopt.optimizer.history import Arm, Stage, TrialRequest
+from vopt.optimizer.history import Arm, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.judge import Judged, judge
 from vopt.optimizer.progress import Progress
 from vopt.optimizer.propose import Finish, Run, Sample, next_step
@@ -35,6 +36,7 @@ from vopt.optimizer.setup import Budget, EarlierBudget, SearchSetup
 from vopt.optimizer.trial import EngineConfig
 
 Noise = Callable[[np.random.Generator], float]
+Change = Callable[[TrialRecord, np.random.Generator], TrialRecord]
 
 
 def normal(sd: float) -> Noise:
@@ -51,6 +53,10 @@ NOISES: dict[str, Noise] = {"0.3 %": normal(0.003), "1 %": normal(0.01), "2.5 %"
 BASELINE = EngineConfig()
 FINALIST = EngineConfig({"max_num_seqs": 512, "max_num_batched_tokens": 8192})
 """The second override resolves to the default, so the confirmation has its third arm."""
+
+
+FREE = replace(built_in_goal("throughput", guard=False), limits=())
+"""What the search's own starts are judged by: they have no figures but the throughput."""
 
 
 def space_of_two() -> PlainSpace:
@@ -75,22 +81,35 @@ class Cell:
     rounds: float
 
 
-def study(noise: Noise, gain: float, rng: np.random.Generator, plans: Sequence[int]) -> tuple[Recommendation, int]:
+def study(
+    noise: Noise,
+    gain: float,
+    rng: np.random.Generator,
+    plans: Sequence[int],
+    *,
+    goal: Goal | None = None,
+    change: Change | None = None,
+    soak_s: float = 0.0,
+) -> tuple[Recommendation, int]:
     """The confirmation of one finalist through the real steps and the real verdict: the answer and how many rounds it took.
     ``plans`` are the numbers of rounds that the study is given one after the other, as long as it does not say "better".
+
+    ``change`` makes of each start after the search what it is to show: other figures, failed requests, another end.
 
     Baseline and finalist have one start each before it, as after a search: the data that chose the finalist decide nothing,
     so how it was chosen needs no simulation.
     """
     landscape = Landscape("two", space_of_two(), lambda point: Truth(10_000 * (1 + gain * (point["max_num_seqs"] == 512))))
-    budget = Budget(trials=3, rounds=plans[0], time_s=None, soak_s=0)
-    setup = SearchSetup(goal=landscape.goal, space=landscape.space, budget=budget, early_end=False)
+    budget = Budget(trials=3, rounds=plans[0], time_s=None, soak_s=soak_s)
+    setup = SearchSetup(goal=goal or landscape.goal, space=landscape.space, budget=budget, early_end=False)
 
     def start(run: Run, label: str) -> Judged:
         point = landscape.space.default_point() | dict(run.config)
         shown = TrialRequest(label, EngineConfig(landscape.space.config(point)), run.stage, run.arm)
         made = record(landscape, shown, rng, noise(rng))
-        return judge(replace(made, config=run.config), setup.goal, None)
+        made = replace(made, config=run.config)
+        searched = run.stage is Stage.SEARCH
+        return judge(made if change is None or searched else change(made, rng), FREE if searched else setup.goal, None)
 
     first = [start(Run(config, Stage.SEARCH, ""), str(n)) for n, config in enumerate((BASELINE, FINALIST))]
     # The finalist's first start stands for the one that made it a finalist: never so low that it would not be confirmed.

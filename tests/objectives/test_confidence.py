@@ -17,6 +17,7 @@ from vopt.objectives.confidence import (
     compare,
     compare_all,
     enough_requests,
+    failure_share_lower,
     failure_share_upper,
     levels,
     like_starts,
@@ -27,6 +28,7 @@ from vopt.objectives.confidence import (
     requests_needed,
     smallest_visible_gain,
     start_spread,
+    surely_beyond,
 )
 from vopt.objectives.metrics import Direction
 
@@ -37,7 +39,7 @@ SLOW, FAST = (100.0, 103.0, 98.0), (110.0, 108.0, 113.0)
 def test_two_arms_are_students_test_of_logs() -> None:
     comparison = compare(FAST, SLOW, (FAST, SLOW), UP)
     test = stats.ttest_ind(np.log(FAST), np.log(SLOW))
-    interval = test.confidence_interval(0.95)
+    interval = test.confidence_interval(0.94)
     assert comparison.ratio == pytest.approx(math.exp(np.log(FAST).mean() - np.log(SLOW).mean()))
     assert comparison.low == pytest.approx(math.exp(interval.low))
     assert comparison.high == pytest.approx(math.exp(interval.high))
@@ -259,3 +261,35 @@ def test_spread_of_too_little_is_unknown() -> None:
     assert start_spread([[100.0], [101.0]]).of_starts == pytest.approx(math.log(1.01) / math.sqrt(2))
     assert start_spread([[100.0, 100.0], [100.0, 100.0]]).between == 0.0
     assert start_spread([]).starts == 0
+
+
+@given(st.integers(1, 2000), st.data())
+def test_the_bounds_of_a_failure_share_hold_it_between_them(n: int, data: st.DataObject) -> None:
+    failed = data.draw(st.integers(0, n))
+    low, high = failure_share_lower(failed, n), failure_share_upper(failed, n)
+    assert low <= failed / n <= high
+    exact = stats.binomtest(failed, n, alternative="greater").proportion_ci(0.95)
+    assert low == pytest.approx(exact.low, abs=1e-9)
+    assert failure_share_lower(0, 0) == 0.0
+
+
+def test_starts_at_a_bound_are_seldom_surely_beyond_it_and_those_far_away_always() -> None:
+    rng = np.random.default_rng(5)
+    for noise in ((0.03, 0.03), (0.10, 0.03)):  # the arm itself may be the noisiest
+        at = [[list(0.5 * np.exp(rng.normal(0, sd, 3))) for sd in (*noise, noise[1])] for _ in range(2000)]
+        assert sum(surely_beyond(arms[0], 0.5, arms, above=True) for arms in at) / 2000 <= (
+            0.03 if noise[0] == noise[1] else 0.08
+        )
+    assert surely_beyond([0.7, 0.72, 0.69], 0.5, [[0.7, 0.72, 0.69], [0.4, 0.41, 0.42]], above=True)
+    assert not surely_beyond([0.7, 0.72, 0.69], 0.5, [[0.7, 0.72, 0.69]], above=False)
+    assert surely_beyond([0.7, 0.72, 0.69], 0.9, [[0.7, 0.72, 0.69]], above=False)
+    assert not surely_beyond([0.9], 0.5, [[0.9], [0.4]], above=True), "no arm says how much starts scatter"
+    assert surely_beyond([3.0, 4.0, 3.0], 0.0, [[3.0, 4.0, 3.0], [0.0, 0.0, 0.0]], above=True), "counts have no logarithm"
+    assert not surely_beyond([0.0, 4.0, 0.0], 0.0, [[0.0, 4.0, 0.0]], above=True)
+
+
+@given(st.lists(st.floats(1, 1e4), min_size=2, max_size=5), st.lists(st.floats(1, 1e4), min_size=2, max_size=5))
+def test_a_printed_interval_begins_where_the_verdict_is_made(one: list[float], other: list[float]) -> None:
+    found = compare(one, other, (one, other), UP)
+    assert found.low == found.bound
+    assert found.better is (found.low is not None and found.low > 1)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from vopt.objectives.goals import Goal, built_in_goal
+from vopt.objectives.goals import Goal, Limit, built_in_goal
 from vopt.objectives.metrics import Metrics
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.bench_duel import Answer, Duel, find_duel, judge_duel, order
@@ -162,16 +162,22 @@ DUEL = Duel("winner", {"baseline": EngineConfig(), "winner": EngineConfig({"max_
 
 
 def start(
-    label: str, tokens_per_s: float, success: float = 1.0, flags: tuple[str, ...] = (), failure: Any = None
+    label: str,
+    tokens_per_s: float,
+    success: float = 1.0,
+    flags: tuple[str, ...] = (),
+    failure: Any = None,
+    ttft: float | None = None,
+    status: LoadStatus = LoadStatus.COMPLETE,
 ) -> TrialRecord:
-    values = {"tokens_per_s": tokens_per_s, "success_rate": success}
+    values = {"tokens_per_s": tokens_per_s, "success_rate": success} | ({"p95_ttft_s": ttft} if ttft is not None else {})
     return TrialRecord(
         label=label,
         config=EngineConfig(),
         stage=Stage.CONFIRMATION,
         arm=None,
         attempt=1,
-        status=LoadStatus.COMPLETE,
+        status=status,
         metrics=Metrics(values),
         failure=failure,
         argv=(),
@@ -215,6 +221,36 @@ def test_a_recommendation_that_fails_or_breaks_a_limit_does_not_hold() -> None:
     broken = judged([start("a", 100.0)], [start("b", 130.0, success=0.9)], 0.9)
     assert not broken.holds
     assert "success_rate" in broken.reason
+
+
+GUARDED = built_in_goal("throughput", limits=[Limit("p95_ttft_s", "<=", 1.5, relative_to_baseline=True)], guard=False)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "winner", "holds"),
+    [
+        # means of 0.367 and 0.47: 1.28 times, though 1.57 times the first start of the baseline
+        ([(0.30, 1.0), (0.40, 1.0), (0.40, 1.0)], [(0.47, 1.0), (0.47, 1.0), (0.47, 1.0)], True),
+        ([(0.40, 1.0), (0.30, 1.0), (0.30, 1.0)], [(0.55, 1.0), (0.55, 1.0), (0.55, 1.0)], False),
+        # one start at 98 % in a mean of 99.3 %
+        ([(0.40, 1.0)] * 3, [(0.40, 1.0), (0.40, 0.98), (0.40, 1.0)], True),
+        ([(0.40, 1.0)] * 3, [(0.40, 0.98), (0.40, 0.98), (0.40, 1.0)], False),
+    ],
+)
+def test_the_gate_judges_limits_by_means_as_the_study_does(
+    baseline: list[tuple[float, float]], winner: list[tuple[float, float]], holds: bool
+) -> None:
+    arms = [[start(str(n), 100.0, rate, ttft=ttft) for n, (ttft, rate) in enumerate(arm)] for arm in (baseline, winner)]
+    for order_ in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
+        said = judged([arms[0][n] for n in order_], [arms[1][n] for n in order_], 0.5, GUARDED)
+        assert said.holds is holds, said.reason
+
+
+def test_a_recommended_start_that_was_overloaded_does_not_hold_and_one_of_the_baseline_is_no_reference() -> None:
+    calm = [start("a", 100.0, ttft=0.4), start("b", 100.0, ttft=0.4)]
+    piled = [start("c", 100.0, ttft=9.0, status=LoadStatus.OVERLOADED), *calm]
+    assert "overloaded" in judged(calm, piled, 0.5, GUARDED).reason
+    assert not judged(piled, [start("d", 100.0, ttft=0.7)], 0.5, GUARDED).holds
 
 
 def test_it_holds_where_the_alternative_does_not_even_run() -> None:

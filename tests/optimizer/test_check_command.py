@@ -10,6 +10,7 @@ import pytest
 from vopt.optimizer.check import FlagStatus, check_command, render_check
 from vopt.optimizer.command import shell_line
 from vopt.optimizer.command_reader import parse_command
+from vopt.optimizer.engine.hardware import hardware
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.options import CheckedSpaceOptions
 from vopt.optimizer.space_of import check_command as check_given
@@ -120,6 +121,31 @@ def test_a_broken_combination_is_repaired_in_the_accepted_command() -> None:
     report = check_command("vllm serve m --max-num-seqs 512 --max-num-batched-tokens 256 --port 80", subject())
     assert report.accepted == ("vllm", "serve", "m", "--max-num-batched-tokens", "256", "--max-num-seqs", "256", "--port", "80")
     assert report.changes == ("max_num_seqs: 512 -> 256 (max_num_batched_tokens 256 is below max_num_seqs 512)",)
+
+
+H100 = hardware("h100").gpu
+
+
+def close(gpus: int = 1) -> Subject:
+    """Qwen3-32B with all of its context: 10 GiB of cache are needed, about 9 are left."""
+    return Subject(stored_arguments("0.33.0"), H100, known_model("Qwen/Qwen3-32B"), gpus)
+
+
+def test_memory_that_is_close_is_no_fine_command() -> None:
+    report = check_command("vllm serve Qwen/Qwen3-32B", close())
+    assert report.exit_code == 1
+    assert "It may not start." in render_check(report)
+    assert "about 2" in report.memory
+
+
+def test_a_simulated_machine_is_judged_by_the_estimate_that_its_engines_have() -> None:
+    report = check_command("vllm serve Qwen/Qwen3-32B", close(), simulated=True)
+    assert report.exit_code == 6
+    assert report.accepted == ("vllm", "serve", "Qwen/Qwen3-32B", "--gpu-memory-utilization", "0.94")
+    short = check_command("vllm serve Qwen/Qwen3-32B --max-model-len 32768", close(), simulated=True)
+    assert short.exit_code == 0
+    wide = check_command("vllm serve Qwen/Qwen3-32B", close(2), simulated=True)
+    assert wide.accepted == ("vllm", "serve", "Qwen/Qwen3-32B", "--tensor-parallel-size", "2")
 
 
 def test_an_unknown_model_is_said_and_the_rest_goes_on() -> None:

@@ -103,10 +103,84 @@ def test_no_secret_in_database_logs_page_script_notes_or_dashboard(tmp_path: Pat
         ["--model", "Qwen/Qwen3-8B", "--set", f'model_loader_extra_config={{"token": "{TYPED}"}}'],
         ["--model", "Qwen/Qwen3-8B", "--set", f'model_loader_extra_config={{"a": {{"api_key": "{TYPED}"}}}}'],
         ["--", "vllm", "serve", "Qwen/Qwen3-8B", "--model-loader-extra-config", f'{{"token": "{TYPED}"}}'],
+        ["--", "vllm", "serve", "Qwen/Qwen3-8B", "--otlp-traces-endpoint", f"https://me:{TYPED}@h/x"],
+        ["--", "vllm", "serve", "Qwen/Qwen3-8B", "--otlp-traces-endpoint", f"https://h/x?api_key={TYPED}"],
+        ["--", "vllm", "serve", "Qwen/Qwen3-8B", "-cc.remote_password", TYPED],
+        ["--", f"REDIS_URL=redis://:{TYPED}@h", "vllm", "serve", "Qwen/Qwen3-8B"],
+        ["--", "vllm", "serve", "Qwen/Qwen3-8B", "--chat-template", ENVIRONMENT["MY_WEBHOOK_SECRET"]],
+        ["--model", "Qwen/Qwen3-8B", "--set", f"env:LMCACHE_REMOTE_PASS={TYPED}"],
+        ["--model", "Qwen/Qwen3-8B", "--set", f"env:REDIS_URL=redis://:{TYPED}@h"],
+        ["--model", "Qwen/Qwen3-8B", "--vary", f"env:REDIS_URL=redis://h,redis://:{TYPED}@h"],
+        ["--model", "Qwen/Qwen3-8B", "--vary", f'env:X_PASS=["0","{TYPED}"]'],
+        ["--from", "script.sh"],
+        ["--model", "Qwen/Qwen3-8B", "--space", "mine.toml"],
     ],
 )
 def test_a_secret_as_a_value_is_refused_and_not_repeated(words: list[str], tmp_path: Path) -> None:
+    Path("script.sh").write_text(f"export REMOTE_PASS={TYPED}\nvllm serve Qwen/Qwen3-8B\n")
+    Path("mine.toml").write_text(f'[parameters."env:X_PASS"]\nvalues = ["0", "{TYPED}"]\nwhy = "x"\n')
     done = CliRunner().invoke(app, ["search", "--goal", "throughput", "--simulate", "h200", *words])
     assert done.exit_code == 2
     assert TYPED not in done.output
+    assert ENVIRONMENT["MY_WEBHOOK_SECRET"] not in done.output
+    assert "secret" in done.output
     assert not (tmp_path / "studies.db").exists()
+
+
+SHORT = ["search", "--goal", "throughput", "--simulate", "h200", "--trials", "2", "--rounds", "0", "--soak", "0s"]
+SHORT += ["--concurrency", "8", "--window", "5", "--requests", "60"]
+ENDPOINT = "https://collector.example/x?tenant=production"
+
+
+def test_an_older_study_that_lost_a_secret_is_neither_resumed_nor_exported_as_the_command(tmp_path: Path) -> None:
+    run(*SHORT, "--", "vllm", "serve", "Qwen/Qwen3-8B", "--otlp-traces-endpoint", ENDPOINT)
+    assert ENDPOINT in run("export")
+    database = sqlite3.connect(tmp_path / "studies.db")
+    placeholder = ENDPOINT.replace("collector", "[removed]@collector")
+    for table in ("study_user_attributes", "trial_user_attributes"):
+        database.execute(f"update {table} set value_json = replace(value_json, ?, ?)", (ENDPOINT, placeholder))
+    database.commit()
+    database.close()
+    for words in (["resume", "--trials", "3"], *(["export", "--format", form] for form in ("shell", "yaml", "json"))):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 2, words
+        assert "https://[removed]" not in done.stdout
+        assert "secret" in done.stderr
+        assert "otlp" in done.stderr
+        assert "vopt search" in done.stderr
+
+
+def test_a_script_of_ours_is_read_back_with_its_variables(tmp_path: Path) -> None:
+    """The same baseline: what was fixed by --set is in the script, and the script is the command in use."""
+    run(*SHORT, "--model", "Qwen/Qwen3-8B", "--set", "env:VLLM_USE_V2_MODEL_RUNNER=0", "--set", "env:LMCACHE_CHUNK=7")
+    run("export", "-o", "first.sh")
+    Path("mine.sh").write_text("cd /srv/app\n" + Path("first.sh").read_text())
+    said = run(*SHORT, "--from", "mine.sh")
+    assert "mine.sh: left out, as no part of the command or of its environment: cd /srv/app" in said
+    (second, _) = sorted(list_studies(f"sqlite:///{tmp_path / 'studies.db'}"), key=lambda study: study.name, reverse=True)
+    own = {"LMCACHE_CHUNK": "7", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+    assert second.setup["environment"]["variables"] == {**own, "VLLM_API_KEY": "[removed]"}
+    run("export", "-o", "second.sh")
+    commands = [
+        [row for row in Path(name).read_text().splitlines() if not row.startswith("# ")] for name in ("first.sh", "second.sh")
+    ]
+    assert commands[0] == commands[1]
+
+
+def test_a_secret_that_engines_inherit_is_a_name_in_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever starts the script has to set it: with a placeholder as its value it would start something else."""
+    monkeypatch.setenv("VLLM_REMOTE", f"redis://:{TYPED}@h")
+    run(*SHORT, "--model", "Qwen/Qwen3-8B")
+    script = run("export")
+    assert ': "${VLLM_REMOTE:?' in script
+    assert "removed" not in script
+    assert "VLLM_REMOTE" in run("export", "--format", "yaml")
+    assert [name for name, body in written(tmp_path) if TYPED.encode() in body] == []
+
+
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "VLLM_PORT"])
+def test_what_a_search_decides_for_each_start_is_left_out_by_name(name: str, tmp_path: Path) -> None:
+    Path("mine.sh").write_text(f"export {name}=5\nvllm serve Qwen/Qwen3-8B\n")
+    assert f"{name} of the command is left out" in run(*SHORT, "--from", "mine.sh")
+    (study,) = list_studies(f"sqlite:///{tmp_path / 'studies.db'}")
+    assert name not in study.setup["environment"]["variables"]

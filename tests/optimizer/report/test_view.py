@@ -6,8 +6,10 @@ import pytest
 import sample_study
 
 from vopt.optimizer.history import Arm, Stage, TrialRecord
+from vopt.optimizer.recommend import Gain, Recommendation, Verdict
 from vopt.optimizer.report.blocks import plain_text
 from vopt.optimizer.report.comparison import Spread, compare
+from vopt.optimizer.report.notes import study_note
 from vopt.optimizer.report.show import study_blocks
 from vopt.optimizer.report.view import StudyView
 
@@ -123,3 +125,29 @@ def test_a_latency_goal_says_how_the_latency_changed() -> None:
     goal = {"name": "latency", "metric": "mean_e2e_s", "direction": "minimize", "limits": [], "slos": {}}
     view = StudyView.of(replace(made, setup={**made.setup, "goal": goal}))
     assert "mean E2E −12.2 %" in view.verdict_line()
+
+
+def test_a_winner_by_the_limits_is_called_so_and_no_figure_is_made_up() -> None:
+    made = sample_study.study()
+    assert made.recommendation is not None
+    slower = replace(made.recommendation, gain=Gain(0.98, 0.97, 0.99), baseline_breaks="p95_ttft_s 900 ms is above 500 ms")
+    line = StudyView.of(replace(made, recommendation=slower)).verdict_line()
+    assert line.startswith("Better than vLLM's defaults, which break the limits: throughput −2.0 % (interval −3.0 %")
+    unknown = replace(slower, gain=None)
+    assert StudyView.of(replace(made, recommendation=unknown)).verdict_line() == (
+        "Better than vLLM's defaults, which break the limits"
+    )
+    of_a_command = replace(made, recommendation=unknown, setup={**made.setup, "options": {"command": ["vllm", "serve", "m"]}})
+    assert StudyView.of(of_a_command).verdict_line() == "Better than the command in use, which breaks the limits"
+    assert Recommendation.from_json(slower.to_json()) == slower
+
+
+def test_a_baseline_alone_has_no_empty_column() -> None:
+    made = sample_study.study()
+    assert made.recommendation is not None
+    answer = replace(made.recommendation, verdict=Verdict.NO_GAIN, winner_label=None, winner_config=None, winner_metrics={})
+    alone = replace(made, recommendation=answer, trials=tuple(t for t in made.trials if t.stage is Stage.SEARCH))
+    shown = plain_text(study_blocks(StudyView.of(alone)))
+    assert "Baseline against" not in shown
+    assert "| Winner |" not in study_note(StudyView.of(alone))
+    assert "| Winner |" in study_note(StudyView.of(made))
