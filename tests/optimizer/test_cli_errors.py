@@ -56,7 +56,8 @@ def test_no_error_repeats_a_secret(words: list[str]) -> None:
         (["--goal", "throughput", *SIMULATED, "--set", "max_num_seqs=many"], 2, ["max_num_seqs", "many", "integer"]),
         (["--goal", "throughput", *SIMULATED, "--set", "max_num_seqs=0"], 2, ["max_num_seqs 0", "below 1", "--check"]),
         (["--goal", "throughput", *SIMULATED, "--set", "max_model_len=-5"], 2, ["max_model_len -5", "below 1", "--check"]),
-        (["--goal", "throughput", *SIMULATED, "--vary", "api_key=a,b"], 2, ["api_key", "of the API server", "--set"]),
+        (["--goal", "throughput", *SIMULATED, "--vary", "chat_template=a,b"], 2, ["chat_template", "API server", "--set"]),
+        (["--goal", "throughput", *SIMULATED, "--vary", "api_key=a,b"], 2, ["api_key", "VLLM_API_KEY", "secret"]),
         (["--goal", "throughput", *SIMULATED, "--set", "max_num_batched_tokens=-1"], 2, ["max_num_batched_tokens -1"]),
         (["--goal", "throughput", *SIMULATED, "--set", "gpu_memory_utilization=1.5"], 2, ["1.5", "(0, 1]"]),
         (
