@@ -53,6 +53,11 @@ def _tokens(record: RequestRecord) -> list[str]:
         found.append(f"{record.output_tokens} output tokens but only {record.requested_output_tokens} were asked for")
     if record.cached_prompt_tokens is not None and record.cached_prompt_tokens > record.prompt_tokens:
         found.append("more cached prompt tokens than prompt tokens")
+    if record.counted_prompt_tokens is not None:
+        counted = record.counted_prompt_tokens
+        found.append(
+            f"the server counted {counted} prompt tokens, which is not what was sent; {record.prompt_tokens} are credited"
+        )
     return found
 
 

@@ -42,6 +42,7 @@ class RequestRecord:
     Exactly one of three holds: it succeeded (``failure is None and not censored``), it failed, or it is censored
     (in flight when the load ended: neither success nor failure). ``chunk_times_s[i]`` is when chunk *i* arrived and
     ``chunk_tokens[i]`` how many tokens it carried; chunks are not tokens under speculation or a stream interval.
+    ``counted_prompt_tokens`` is the server's count of the prompt where it contradicts what was sent.
     """
 
     index: int
@@ -60,6 +61,7 @@ class RequestRecord:
     prompt_sha256: str = ""
     cached_prompt_tokens: int | None = None
     session: str | None = None
+    counted_prompt_tokens: int | None = None
 
     @property
     def succeeded(self) -> bool:

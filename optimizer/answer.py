@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from vopt.objectives.confidence import compare
 from vopt.objectives.records import LoadStatus
-from vopt.optimizer.answer_text import drift_notes, general_notes, meaning_notes, soak_text, vanished_gain, why
+from vopt.optimizer.answer_baseline import left_out, left_out_notes, repair_notes, repair_of
+from vopt.optimizer.answer_text import caveats, drift_notes, general_notes, meaning_notes, soak_text, vanished_gain, why
+from vopt.optimizer.command import flags_text
+from vopt.optimizer.explain import EXPLAIN_STARTS, explain_label
 from vopt.optimizer.history import Stage
 from vopt.optimizer.judge import Judged
 from vopt.optimizer.progress import Progress, finalists
-from vopt.optimizer.propose import EXPLAIN_STARTS, Finish, explain_label
+from vopt.optimizer.propose import Finish
 from vopt.optimizer.recommend import Gain, Override, Recommendation, Rejected, Verdict
 from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.verdict import (
@@ -34,6 +38,15 @@ from vopt.optimizer.verdict import (
 
 def recommend(progress: Progress, finish: Finish) -> Recommendation:
     """The answer to a finished search."""
+    answer = _answer(progress, finish)
+    if progress.baseline is None:
+        return answer
+    winner = answer.winner_config
+    notes = [*repair_notes(progress, winner), *(left_out_notes(progress, winner) if winner is not None else ())]
+    return replace(answer, repair=repair_of(progress), notes=(*answer.notes, *notes))
+
+
+def _answer(progress: Progress, finish: Finish) -> Recommendation:
     if finish.infeasible or progress.baseline is None:
         return _nothing_feasible(progress, finish.reason)
     seen = confirmation(progress)
@@ -100,7 +113,7 @@ def _winner(
         trials=_counts(progress),
         success=bound,
         soak=soak_text(progress, soak),
-        notes=(*meaning_notes(progress, arm.config), *notes, *general_notes(progress)),
+        notes=(*meaning_notes(progress, arm.config), *caveats(progress, arm.config), *notes, *general_notes(progress)),
     )
 
 
@@ -139,14 +152,15 @@ def _unconfirmed(progress: Progress) -> Recommendation:
         gain=moved,
         baseline_metrics=base_metrics,
         winner_metrics=metrics.values if metrics else {},
-        overrides=tuple(
-            Override(name, value, True, "part of the best configuration") for name, value in _own(progress, winner)
+        overrides=(
+            *(Override(name, value, True, "part of the best configuration") for name, value in _own(progress, winner)),
+            *left_out(progress, winner),
         ),
         rejected=_rejections(progress),
         trials=_counts(progress),
         success=success_bound(progress, winner),
         soak=soak_text(progress, soak),
-        notes=(*meaning_notes(progress, winner), *notes, *general_notes(progress)),
+        notes=(*meaning_notes(progress, winner), *caveats(progress, winner), *notes, *general_notes(progress)),
     )
 
 
@@ -173,7 +187,7 @@ def _no_gain(
         rejected=(*_rejections(progress), *extra),
         trials=_counts(progress),
         success=success_bound(progress, progress.baseline_config),
-        notes=(*said, *notes, *general_notes(progress)),
+        notes=(*said, *caveats(progress, progress.baseline_config), *notes, *general_notes(progress)),
     )
 
 
@@ -187,7 +201,7 @@ def _nothing_feasible(progress: Progress, reason: str) -> Recommendation:
     notes = []
     if measured:
         least = min(measured, key=lambda judged: sum(max(0.0, value) for value in judged.violations.values()))
-        notes.append(f"least violating: trial {least.record.label} {dict(least.record.config)}: {least.reason}")
+        notes.append(f"least violating: trial {least.record.label} ({flags_text(least.record.config)}): {least.reason}")
         notes += _closest_values(progress, measured)
     baseline = progress.baseline
     return Recommendation(
@@ -223,7 +237,7 @@ def _overrides(
         kept = winner.get(name) == value
         reason = "part of the winner" if kept else "dropped: it resolves to the default or earns less than the noise"
         rows.append(Override(name, value, kept, reason, _worth(progress, name, values, seen) if kept else None))
-    return tuple(rows)
+    return (*rows, *left_out(progress, winner, lambda name: _worth(progress, name, values, seen)))
 
 
 def _worth(progress: Progress, name: str, values: Sequence[float], seen: Confirmation) -> Gain | None:

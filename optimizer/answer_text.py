@@ -14,9 +14,11 @@ from vopt.optimizer.progress import Progress
 from vopt.optimizer.recommend import Gain
 from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.verdict import Confirmation, drift
+from vopt.search_spaces.evidence import NOTHING_STATED_HYBRID
 
 DRIFT_BAND = 3.0  # times the restart noise
 VANISHED_BAND = 2.0  # standard deviations
+LITTLE_REUSE = 0.01  # of the prompt tokens
 OTHER_PATH = 0.05  # of the goal's figure, between the engine alone and the command
 
 
@@ -101,6 +103,27 @@ def meaning_notes(progress: Progress, config: EngineConfig) -> list[str]:
     return notes
 
 
+def caveats(progress: Progress, config: EngineConfig) -> list[str]:
+    """What the figures of a recommended configuration rest on: the workload's reuse, and what a simulation assumes."""
+    return [*_without_caching(progress, config), *progress.setup.assumed(config)]
+
+
+def _without_caching(progress: Progress, config: EngineConfig) -> list[str]:
+    """Says it when the recommendation turns prefix caching off: what decided that is the workload's reuse and nothing else."""
+    if config.get("enable_prefix_caching") is not False or progress.baseline_config.get("enable_prefix_caching") is False:
+        return []
+    metrics = progress.baseline.record.metrics if progress.baseline is not None else None
+    hit = metrics.get("prefix_hit_rate") if metrics is not None else None
+    if hit is None or hit < LITTLE_REUSE:
+        shown = "the measured workload declared no reuse, so its prompts share no beginnings that a cache could find"
+    else:
+        shown = f"of the measured workload's prompt tokens, {hit:.0%} were found in the cache while it was on"
+    return [
+        f"prefix caching is off in this command: {shown}. With traffic that shares beginnings (system prompts, conversations) "
+        "it must be measured again: vopt workload --from-metrics URL writes a workload file of a running server"
+    ]
+
+
 def served_note(progress: Progress) -> list[str]:
     """Says it when the baseline does not do behind the API server what it did in-process, where the search ranked by it.
 
@@ -160,16 +183,23 @@ def front_end_note(progress: Progress) -> list[str]:
     ]
 
 
+def unsearched_note(progress: Progress) -> list[str]:
+    """Names what was left alone because the workload is silent about it, where it may matter much."""
+    silent = [entry.name for entry in progress.setup.space.inactive if entry.reason == NOTHING_STATED_HYBRID]
+    return [f"{name} was not searched: {NOTHING_STATED_HYBRID}" for name in silent]
+
+
 def general_notes(progress: Progress) -> list[str]:
     budget = progress.setup.budget
-    notes = [*progress.setup.notes, *served_note(progress), *machine_note(progress), *front_end_note(progress)]
+    notes = [
+        *progress.setup.notes,
+        *unsearched_note(progress),
+        *served_note(progress),
+        *machine_note(progress),
+        *front_end_note(progress),
+    ]
     if progress.setup.no_serve and budget.rounds:
         notes.append("confirmed in-process (--no-serve): what the API server costs is not in these figures")
-    repairs = len(progress.attempts) - 1
-    if repairs:
-        notes.append(
-            f"the baseline as given did not start; compared with the repaired baseline {dict(progress.baseline_config)}"
-        )
     limited = [
         judged.record.label
         for judged in progress.history

@@ -27,6 +27,7 @@ from vopt.optimizer.load.plan import Arrivals, Tick
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.load.target import Dialect
 from vopt.optimizer.measurement import Asked
+from vopt.optimizer.not_simulated import say_left_out
 from vopt.optimizer.options import BenchOptions
 from vopt.optimizer.prepare import find_load
 from vopt.optimizer.report.redaction import clean, clean_text, known_secrets
@@ -168,6 +169,7 @@ def _bench_engine(options: BenchOptions, asked: Asked, slos: Mapping[str, float]
     subject = find_subject(options)
     load = find_load(options, subject, told.say, replay=asked.arrivals is Arrivals.REPLAY)
     asked = replayed(asked, load.workload)
+    say_left_out(subject, told.say)
     kind = "simulated" if subject.machine.simulated else options.engine
     open_session = opener(kind, subject)
     if not subject.machine.simulated:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vopt.objectives.confidence import Comparison
-from vopt.objectives.goals import Goal
+from vopt.objectives.goals import Goal, balance
 from vopt.optimizer.bench import BenchOutcome
 from vopt.optimizer.bench_duel import Duel, find_duel, judge_duel, order
 from vopt.optimizer.bench_study_text import study_text
@@ -24,11 +24,14 @@ from vopt.optimizer.evaluate import Bench, Evaluator
 from vopt.optimizer.events import Listener, Note, StageBegan, TrialBegan, TrialEnded
 from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord, TrialRequest
 from vopt.optimizer.host import conditions_of, reserved
+from vopt.optimizer.load.plan import LoadPlan
 from vopt.optimizer.measurement import Asked, Measurement
+from vopt.optimizer.not_simulated import say_left_out
 from vopt.optimizer.options import BenchOptions, SearchOptions
-from vopt.optimizer.prepare import find_load
+from vopt.optimizer.prepare import find_load, find_second
 from vopt.optimizer.report.redaction import clean, clean_text, known_secrets
 from vopt.optimizer.resumption import measurement_of, stored_options
+from vopt.optimizer.second_load import stored_plan
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.study import read_study
 from vopt.optimizer.subject import Subject, find_arguments, find_machine, find_subject, interpreter_of
@@ -66,8 +69,9 @@ def measure_again(options: BenchOptions, listener: Listener) -> BenchOutcome:
     if name := next((words for name, words in _FIXED.items() if getattr(options, name)), None):
         raise UsageError(f"{name} with --study: the study fixes it", hint=f"vopt bench --study {options.study}")
     record = read_study(options.storage, options.study, data_dir=options.data_dir)
-    duel, measurement = find_duel(record), measurement_of(record.trials)
-    if measurement is None:
+    duel, measurement, second = find_duel(record), measurement_of(record.trials), stored_plan(record.trials)
+    goal = Goal.from_json(record.setup["goal"])
+    if measurement is None or (second is None and find_second(goal, Asked(measurement.plan.arrivals)) is not None):
         raise UsageError(
             f"{record.name} stores no load plan: its baseline was never measured", hint=f"vopt resume {record.name}"
         )
@@ -75,11 +79,12 @@ def measure_again(options: BenchOptions, listener: Listener) -> BenchOutcome:
     stored = _with_options(options, stored, record)
     with VllmProbe(interpreter_of(stored)) as probe:
         subject, duel, findings = _as_of_today(probe, options, stored, record, duel)
-    bench = _bench(subject, stored, record, measurement, listener)
+    say_left_out(subject, lambda text: listener(Note(text)))
+    bench = _bench(subject, stored, record, measurement, second, listener)
     if not subject.machine.simulated:
         fetch_weights(subject.model, lambda text: listener(Note(text)))
     with reserved(subject, f"vopt bench of {record.name}"):
-        starts = _measure(Evaluator(bench, measurement), duel, options.repeat, listener, Goal.from_json(record.setup["goal"]))
+        starts = _measure(Evaluator(bench, measurement, second), duel, options.repeat, listener, goal)
     return _outcome(options, record, subject, duel, starts, findings)
 
 
@@ -130,8 +135,19 @@ def _refuse_unknown(findings: Sequence[FlagFinding], options: BenchOptions, reco
     )
 
 
-def _bench(subject: Subject, stored: SearchOptions, record: StudyRecord, measurement: Measurement, listener: Listener) -> Bench:
-    """As the study's own trials were measured; confirmation starts are served where the study's were."""
+def _bench(
+    subject: Subject,
+    stored: SearchOptions,
+    record: StudyRecord,
+    measurement: Measurement,
+    second: LoadPlan | None,
+    listener: Listener,
+) -> Bench:
+    """As the study's own trials were measured, in both loads where they had two; confirmation starts are served where the
+    study's were."""
+    goal = Goal.from_json(record.setup["goal"])
+    asked = Asked(measurement.plan.arrivals, seed=stored.seed)
+    loads_s = measurement.plan.deadline_s + (second.deadline_s if second is not None else 0.0)
 
     def say(text: str) -> None:
         listener(Note(text))
@@ -158,7 +174,7 @@ def _bench(subject: Subject, stored: SearchOptions, record: StudyRecord, measure
             revision=subject.model.revision,
             environment=subject.environment,
             gpus=subject.machine.uuids,
-            deadlines=Deadlines(load_s=measurement.plan.deadline_s),
+            deadlines=Deadlines(load_s=loads_s),
             seed=stored.seed,
         )
 
@@ -168,8 +184,8 @@ def _bench(subject: Subject, stored: SearchOptions, record: StudyRecord, measure
         open_session=opener("simulated" if subject.machine.simulated else stored.engine, subject),
         source=load.requests.source,
         soak_source=load.soak.source,
-        asked=Asked(measurement.plan.arrivals, seed=stored.seed),
-        slos=Goal.from_json(record.setup["goal"]).slos,
+        asked=asked,
+        slos=goal.slos,
         listener=listener,
         served_confirmation=served,
         served_trials=False,
@@ -177,6 +193,8 @@ def _bench(subject: Subject, stored: SearchOptions, record: StudyRecord, measure
         simulated=subject.machine.simulated,
         dummy_weights=subject.dummy_weights,
         conditions=conditions_of(subject),
+        second=find_second(goal, asked),
+        balance=lambda values: balance(goal, values),
     )
 
 

@@ -97,9 +97,8 @@ def checks(loads: Sequence[MeasuredLoad], source: RequestSource) -> list[tuple[s
     compiled = sum(COMPILED in measured.load.flags for measured in loads)
     if compiled:
         found.append((COMPILED, f"{plural(compiled, 'load')} had kernels compiled in the window, which the figures hold too"))
-    reuses = source.shared_prefixes or source.header_at or source.turns
     hits = max((measured.metrics.get("prefix_hit_rate") or 0.0 for measured in loads), default=0.0)
-    if not reuses and hits >= UNEXPECTED_HIT_RATE:
+    if not source.reuses and hits >= UNEXPECTED_HIT_RATE:
         found.append((UNEXPECTED_HITS, f"{hits:.1%} of the prompt tokens came from the prefix cache, though no prompt repeats"))
     least = min((measured.metrics.get("success_rate") for measured in loads), key=lambda share: 1.0 if share is None else share)
     if least is not None and least < DEFAULT_MIN_SUCCESS:

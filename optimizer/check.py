@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from vopt.optimizer.check_flags import (
@@ -13,6 +13,7 @@ from vopt.optimizer.check_flags import (
     finding,
     instead_of,
     is_last,
+    meant,
     merged,
     retired_value,
     unknown,
@@ -21,12 +22,14 @@ from vopt.optimizer.check_flags import (
 from vopt.optimizer.command import Flag, LaunchCommand, shell_line, to_argv
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.engine.arguments import VllmProbe
+from vopt.optimizer.not_simulated import left_out
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.arguments import Arguments
 from vopt.search_spaces.circumstances import Circumstances
 from vopt.search_spaces.memory import Possible, Verdict, can_start
 from vopt.search_spaces.parameter import Violation
-from vopt.search_spaces.parse import canonical
+from vopt.search_spaces.parse import base_declarations, canonical
+from vopt.search_spaces.relief import SHARE, TENSOR, more_gpus, more_memory
 from vopt.search_spaces.retired import flags_of_several, retired, valueless_flags
 from vopt.search_spaces.rules import rule_violations
 from vopt.search_spaces.subject import Subject
@@ -51,13 +54,15 @@ class CheckReport:
     environment: Mapping[str, str] = field(default_factory=dict)
     changes: tuple[str, ...] = ()
     engine_says: str = ""
+    memory_close: bool = False
+    not_simulated: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
         refused = any(one.status.fatal for one in self.findings) or bool(self.violations) or bool(self.engine_says)
         if refused or self.memory_possible is Possible.CANNOT:
             return CANNOT_START
-        warned = any(one.status is not FlagStatus.GOOD for one in self.findings)
+        warned = any(one.status is not FlagStatus.GOOD for one in self.findings) or self.memory_close
         return WARNINGS if warned or self.model is None else FINE
 
     def to_json(self) -> dict[str, Any]:
@@ -73,6 +78,7 @@ class CheckReport:
             "changes": list(self.changes),
             "command": list(self.accepted) if self.accepted is not None else None,
             "environment": dict(self.environment),
+            "not_simulated": list(self.not_simulated),
         }
 
 
@@ -81,14 +87,24 @@ AskEngine = Callable[[str, Mapping[str, Any]], str]
 
 
 def check_command(
-    command: str | Sequence[str], subject: Subject, *, more: Mapping[str, Any] | None = None, ask: AskEngine | None = None
+    command: str | Sequence[str],
+    subject: Subject,
+    *,
+    more: Mapping[str, Any] | None = None,
+    model: str | None = None,
+    ask: AskEngine | None = None,
+    simulated: bool = False,
 ) -> CheckReport:
-    """Takes a command apart. ``more`` are arguments of its ``--config`` file (read by the caller; flags win over them).
+    """Takes a command apart. ``more`` and ``model`` are what its ``--config`` file says (read by the caller; the command's own
+    words win over them).
 
     ``subject.shape`` ``None``: rules and memory arithmetic that need the model are left out, and the answer says so.
+    ``simulated``: the machine is, so the estimate of its memory is what its engines have, and arguments that a simulation does
+    not see are named.
     """
     schema = subject.arguments
     parsed = parse_command(command, schema, strict=False, valueless=valueless_flags(), several=flags_of_several())
+    parsed = replace(parsed, model=parsed.model or model)
     given = {**(more or {}), **parsed.config}
     of = Circumstances(subject)
     findings = [
@@ -98,9 +114,9 @@ def check_command(
     findings += variables(parsed.environment, schema)
     facts = of.facts()
     violations = tuple(rule_violations(_with_environment(given, parsed), facts))
-    memory = _memory(subject, given)
+    memory = _memory(subject, given, simulated)
     proposal, changes = _corrected(parsed, given, schema, of.resolved)
-    proposal, repairs = _repaired(proposal, parsed, subject, facts)
+    proposal, repairs = _repaired(proposal, parsed, subject, facts, simulated)
     objection = ask(parsed.model, given) if ask is not None and parsed.model and not violations and not parsed.problems else ""
     accepted = None
     if parsed.model is not None and repairs is not None:
@@ -117,6 +133,8 @@ def check_command(
         {name: value for name, value in parsed.environment.items() if name not in dead},
         (*changes, *(repairs or ())),
         objection,
+        subject.shape is not None and memory.possible is Possible.UNKNOWN,
+        left_out(given, parsed.front_end, parsed.environment, subject.shape, schema.version) if simulated else (),
     )
 
 
@@ -131,8 +149,9 @@ def render_check(report: CheckReport) -> str:
     lines += [f"  refused: {violation.detail} [{violation.rule}]" for violation in report.violations]
     if report.engine_says:
         lines.append(f"  refused by vLLM itself: {report.engine_says}")
-    lines += ["", f"Memory: {report.memory}"]
-    verdicts = {FINE: "This command is fine.", WARNINGS: "It starts, with warnings.", CANNOT_START: "It cannot start."}
+    lines += ["", f"Memory: {report.memory}", *(f"Note: {note}" for note in report.not_simulated)]
+    warned = "It may not start." if report.memory_close else "It starts, with warnings."
+    verdicts = {FINE: "This command is fine.", WARNINGS: warned, CANNOT_START: "It cannot start."}
     lines.append(verdicts[report.exit_code])
     lines += [f"  changed: {change}" for change in report.changes]
     if report.accepted is not None and report.exit_code != FINE:
@@ -144,11 +163,11 @@ def _with_environment(given: Mapping[str, Any], parsed: LaunchCommand) -> dict[s
     return {**given, **{f"env:{name}": value for name, value in parsed.environment.items()}}
 
 
-def _memory(subject: Subject, config: Mapping[str, Any]) -> Verdict:
+def _memory(subject: Subject, config: Mapping[str, Any], exact: bool) -> Verdict:
     if subject.shape is None:
         return Verdict(Possible.UNKNOWN, "the model's shape is not known: no arithmetic")
     try:
-        return can_start(subject.shape, subject.gpu, config, subject.arguments.version)
+        return can_start(subject.shape, subject.gpu, config, subject.arguments.version, exact=exact)
     except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:
         return Verdict(Possible.UNKNOWN, f"the arithmetic does not cover this configuration: {error}")
 
@@ -164,6 +183,9 @@ def _corrected(
             if retired_value(flag, schema) is not None and config.get(flag.name) == flag.value:
                 del config[flag.name]
                 notes.append(f"{' '.join((flag.written, *flag.words))} is dropped")
+            continue
+        if (switch := meant(flag, schema)) is not None and flag.name is not None:
+            config[flag.name] = switch
             continue
         old = retired().get(canonical(flag.written)) if flag.name is None else None
         if old is not None and old.merge:
@@ -184,15 +206,15 @@ def _corrected(
 
 
 def _repaired(
-    config: dict[str, Any], parsed: LaunchCommand, subject: Subject, facts: Mapping[str, Any]
+    config: dict[str, Any], parsed: LaunchCommand, subject: Subject, facts: Mapping[str, Any], exact: bool
 ) -> tuple[dict[str, Any], tuple[str, ...] | None]:
     """The config after the smallest repairs that rules and memory name; notes ``None`` when something stays broken."""
     notes: list[str] = []
     for _ in range(MOST_REPAIRS):
         broken = list(rule_violations(_with_environment(config, parsed), facts))
-        memory = _memory(subject, config)
+        memory = _memory(subject, config, exact)
         if memory.possible is Possible.CANNOT:
-            broken.append(Violation("memory", memory.reason, memory.repair))
+            broken.append(Violation("memory", memory.reason, _room(config, subject, facts, exact) or memory.repair))
         if not broken:
             return config, tuple(notes)
         repair = broken[0].repair
@@ -205,6 +227,18 @@ def _repaired(
             else:
                 config = {**config, name: value}
     return config, None
+
+
+def _room(config: Mapping[str, Any], subject: Subject, facts: Mapping[str, Any], exact: bool) -> dict[str, Any] | None:
+    """What a search would repair the same command by: the GPUs that are there, then more of their memory."""
+    domains = {declaration.name: declaration.values for declaration in base_declarations()}
+
+    def fit(other: Mapping[str, Any]) -> Possible:
+        return Possible.CANNOT if rule_violations(other, facts) else _memory(subject, other, exact).possible
+
+    sizes = [size for size in domains[TENSOR] if not rule_violations({**config, TENSOR: size}, facts)]
+    wider = more_gpus(config, subject.gpus, sizes, fit)
+    return wider or more_memory(config, float(facts["resolved"][SHARE]), domains[SHARE], fit)
 
 
 def modernised(config: Mapping[str, Any], schema: Arguments) -> tuple[EngineConfig, tuple[FlagFinding, ...]]:

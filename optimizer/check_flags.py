@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -46,6 +47,15 @@ class FlagFinding:
     message: str
     resolves_to: Any = None
     instead: tuple[str, ...] = ()
+
+
+def meant(flag: Flag, schema: Arguments) -> bool | None:
+    """What ``--flag=true`` and its like meant: switches take no value, but people write one. ``None``: something else."""
+    if flag.name is None or not flag.problem or schema[flag.name].kind not in (Kind.BOOL, Kind.FLAG) or not flag.words:
+        return None
+    said = {"true": True, "1": True, "false": False, "0": False}.get(flag.words[0].lower())
+    negated = flag.written in schema[flag.name].negatives
+    return None if said is None else said is not negated
 
 
 def is_last(flag: Flag, later: Sequence[Flag], schema: Arguments) -> bool:
@@ -111,12 +121,35 @@ def merged(config: dict[str, Any], old: Retired, flag: Flag) -> dict[str, Any]:
     """``config`` with a retired flag's value in the JSON argument that holds it now."""
     assert old.merge is not None
     assert old.key is not None
-    word = flag.words[0] if flag.words else ""
     part = dict(config.get(old.merge) or {})
-    part[old.key] = int(word) if word.isdigit() else word
-    if old.key == "model" and "method" not in part:
-        part["method"] = "draft_model"
+    part[old.key] = _retired_word(flag.words[0] if flag.words else "")
+    if old.merge == "speculative_config":
+        part |= {"method": _method(part)} if _method(part) else {}
+        if part.get("model") in NGRAM:
+            del part["model"]  # it named no model, but the method
     return {**config, old.merge: part}
+
+
+NGRAM = ("[ngram]", "ngram")
+"""What --speculative-model took for drafting from the prompt itself."""
+
+
+def _method(part: Mapping[str, Any]) -> str | None:
+    """The method that the flags before --speculative-config stood for, as far as they were given."""
+    if part.get("model") in NGRAM or part.get("method") == "ngram":
+        return "ngram"
+    if "model" in part:
+        return part.get("method") or "draft_model"
+    return "ngram" if "prompt_lookup_max" in part else None
+
+
+def _retired_word(word: str) -> Any:
+    """A retired flag's value as JSON holds it: numbers and objects as such, everything else as text."""
+    try:
+        value = json.loads(word)
+    except json.JSONDecodeError:
+        return word
+    return value if isinstance(value, (int, float, dict)) and not isinstance(value, bool) else word
 
 
 def variables(environment: Mapping[str, str], schema: Arguments) -> list[FlagFinding]:

@@ -14,16 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vopt.optimizer.errors import UsageError
+from vopt.optimizer.secrecy import ENVIRONMENT_PREFIX, refuse_secret
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.arguments import Argument, Arguments, Kind
 
-ENVIRONMENT_PREFIX = "env:"
 SEE_SPACE = "vopt space …   # shows what can be set, with ranges and defaults"
-SECRET_ARGUMENTS = {
-    "api_key": "leave the flag out and set VLLM_API_KEY in the environment of the server",
-    "hf_token": "leave the value out and set HF_TOKEN in the environment (or log in with `hf auth login`)",
-}
-SECRET_VARIABLE = re.compile(r"(^|_)(API_KEY|TOKEN|SECRET|PASSWORD|SECRET_ACCESS_KEY|HUB_TOKEN)$")
 NEGATIVE_INTEGER = re.compile(r"-\d+")
 
 
@@ -55,45 +50,6 @@ class LaunchCommand:
     @property
     def problems(self) -> tuple[str, ...]:
         return tuple(f"{flag.written}: {flag.problem}" for flag in self.flags if flag.problem)
-
-
-def refuse_secret(name: str, value: object) -> None:
-    """``UsageError`` when ``name`` (an argument or ``env:NAME``) holds a secret as a value. Never repeats the value."""
-    plain = name.replace("-", "_")
-    if plain in SECRET_ARGUMENTS and value not in (None, True, False):
-        raise UsageError(
-            f"{plain} as a value would end in logs, studies and scripts: a secret is not taken on the command line",
-            hint=SECRET_ARGUMENTS[plain],
-        )
-    if (inside := _secret_inside(value)) is not None:
-        raise UsageError(
-            f"{plain} holds {inside!r}, a secret: as a value it would end in logs, studies and scripts",
-            hint="give it to the engine by an environment variable or a file",
-        )
-    variable = name.removeprefix(ENVIRONMENT_PREFIX)
-    if name.startswith(ENVIRONMENT_PREFIX) and SECRET_VARIABLE.search(variable.upper()):
-        raise UsageError(
-            f"the environment variable {variable} holds a secret: its value is not taken here",
-            hint=f"export {variable} in the shell that starts the command; engines inherit it",
-        )
-
-
-def _secret_inside(value: object) -> str | None:
-    """The first key in a JSON value, or in its text, that names a secret and has one."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value) if value.lstrip()[:1] in ("{", "[") else None
-        except ValueError:
-            return None
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            if isinstance(item, str) and item and SECRET_VARIABLE.search(str(key).upper().replace("-", "_")):
-                return str(key)
-            if (found := _secret_inside(item)) is not None:
-                return found
-    if isinstance(value, list | tuple):
-        return next((found for item in value if (found := _secret_inside(item)) is not None), None)
-    return None
 
 
 def split_environment(config: Mapping[str, Any]) -> tuple[EngineConfig, dict[str, str]]:
@@ -145,6 +101,20 @@ def argument_words(name: str, value: Any, schema: Arguments) -> list[str]:
     if reason := schema.unlike(name, value):
         raise UsageError(f"{name} = {value!r}: {reason}", hint=SEE_SPACE)
     return _WRITERS[argument.kind](argument, value)
+
+
+def flags_text(config: Mapping[str, Any]) -> str:
+    """A configuration as flags, for people to read; a command to run is made by ``to_argv``."""
+    words: list[str] = []
+    for name, value in config.items():
+        flag = "--" + name.replace("_", "-")
+        if name.startswith(ENVIRONMENT_PREFIX):
+            words.append(f"{name.removeprefix(ENVIRONMENT_PREFIX)}={value}")
+        elif isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            words += [flag, value if isinstance(value, str) else _json_text(value)]
+    return shlex.join(words) or "no flags"
 
 
 def shell_line(argv: Iterable[str], environment: Mapping[str, str] | None = None) -> str:

@@ -11,9 +11,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from vopt.optimizer.command import Flag, LaunchCommand, refuse_secret
+from vopt.optimizer.command import Flag, LaunchCommand
 from vopt.optimizer.command_shell import arguments_of, environment_of, split
 from vopt.optimizer.errors import UsageError
+from vopt.optimizer.secrecy import refuse_secret, refuse_words
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.arguments import Argument, Arguments, Kind
 
@@ -38,7 +39,9 @@ def parse_command(
     """
     environment, words = environment_of(split(command) if isinstance(command, str) else command)
     reader = _Reader(schema, valueless, several)
-    reader.read(arguments_of(words))
+    arguments = arguments_of(words)
+    refuse_words(arguments)
+    reader.read(arguments)
     result = reader.result(environment)
     if strict and (problems := result.problems):
         raise UsageError(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from vopt.optimizer.command import SECRET_VARIABLE, refuse_secret
 from vopt.optimizer.errors import UsageError
+from vopt.optimizer.secrecy import is_secret_name, refuse_secret
 
 ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 CONTAINERS = ("docker", "podman", "nerdctl")
@@ -76,8 +76,7 @@ def environment_of(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     while rest and (rest[0] in ("env", "export", "exec", "nohup") or ASSIGNMENT.match(rest[0])):
         _assign(environment, rest.pop(0))
     if rest and _is_container(rest):
-        more, rest = _in_container(rest)
-        environment |= more
+        return _in_container(rest, environment)
     return environment, rest
 
 
@@ -92,8 +91,9 @@ def _is_container(words: Sequence[str]) -> bool:
     return any(word.rsplit("/", 1)[-1] in CONTAINERS for word in words[:2]) and "run" in words[:4]
 
 
-def _in_container(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """(assignments of ``-e``, the words of the command that the image starts)."""
+def _in_container(words: Sequence[str], outside: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """(assignments of ``-e``, the words of the command that the image starts). Of ``outside``, the variables of the shell, a
+    container gets those that ``-e NAME`` passes on."""
     environment: dict[str, str] = {}
     rest = list(words[words.index("run") + 1 :])
     entry: str | None = None
@@ -105,6 +105,8 @@ def _in_container(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         name = value.partition("=")[0]
         if option in ("-e", "--env") and "=" in value and not _from_outside(name, value):
             _assign(environment, value)
+        elif option in ("-e", "--env") and value in outside:
+            environment[value] = outside[value]
         entry = value if option == "--entrypoint" else entry
     if not rest:
         raise UsageError("this container command names no image", hint="docker run … vllm/vllm-openai:TAG --model MODEL …")
@@ -120,7 +122,7 @@ def _in_container(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 def _from_outside(name: str, value: str) -> bool:
     """A secret that the shell fills in (``-e HF_TOKEN=$HF_TOKEN``): it is not in the text, and engines inherit it."""
-    return bool(SECRET_VARIABLE.search(name.upper())) and value.partition("=")[2].startswith("$")
+    return is_secret_name(name) and value.partition("=")[2].startswith("$")
 
 
 def arguments_of(words: list[str]) -> list[str]:

@@ -295,7 +295,7 @@ class Evaluator:
         acceptance = _acceptance_rate(load)
         if self.bench.dummy_weights and acceptance is not None and acceptance > ARTEFACT_ACCEPTANCE:
             flags.append("artefact_acceptance")
-        if metrics and not self.bench.source.shared_prefixes and (metrics.get("prefix_hit_rate") or 0.0) >= UNEXPECTED_HIT_RATE:
+        if metrics and not self.bench.source.reuses and (metrics.get("prefix_hit_rate") or 0.0) >= UNEXPECTED_HIT_RATE:
             flags.append("unexpected_prefix_hits")
         if load is not None and load.client.limited:
             flags.append(CLIENT_LIMITED)

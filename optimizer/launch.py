@@ -33,6 +33,8 @@ from vopt.optimizer.host import (
 from vopt.optimizer.interruption import Interruption
 from vopt.optimizer.judge import judge
 from vopt.optimizer.lessons import LessonBook, lessons_file
+from vopt.optimizer.memory_of import space_subject
+from vopt.optimizer.not_simulated import notes_of
 from vopt.optimizer.opening import switched_off
 from vopt.optimizer.options import ResumeOptions, SearchOptions
 from vopt.optimizer.preflight import Preflight
@@ -52,11 +54,12 @@ from vopt.optimizer.search import search
 from vopt.optimizer.second_load import stored_plan
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.setup import Pinned, SearchSetup
-from vopt.optimizer.space_of import find_space, floor_of, search_setup, space_subject
+from vopt.optimizer.space_of import find_space, floor_of, search_setup
 from vopt.optimizer.study import Study, read_study
 from vopt.optimizer.study_name import checked_name
 from vopt.optimizer.subject import Subject, find_subject, interpreter_of
 from vopt.optimizer.trial import EngineConfig, TrialSpec
+from vopt.search_spaces.bare_mode import within_limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ def prepare(options: SearchOptions, listener: Listener, probe: VllmProbe | None 
     # The confirmation measures the baseline again, but not under the trials' conditions where it is served.
     setup = replace(
         setup,
-        notes=shared_note(shared),
+        notes=(*shared_note(shared), *notes_of(subject)),
         drift_check=not subject.machine.simulated and (served or options.rounds == 0),
     )
     if not subject.machine.simulated:
@@ -194,10 +197,11 @@ def best_of(earlier: StudyRecord, setup: SearchSetup, subject: Subject) -> tuple
                 f"--seed-from {earlier.name}: it was measured with {name} = {there[name]!r}, this search has {value!r}",
                 hint="leave --seed-from out",
             )
-    baseline = next((trial.metrics for trial in earlier.trials if trial.stage is Stage.SEARCH), None)
+    baseline = next((trial.metrics for trial in earlier.trials if trial.stage is Stage.SEARCH and trial.metrics), None)
     judged = [judge(trial, setup.goal, baseline) for trial in earlier.trials if trial.stage in SAMPLED_STAGES]
     ranked = sorted((one for one in judged if one.may_win and one.merit is not None), key=lambda one: -(one.merit or 0.0))
-    configs = dict.fromkeys(one.record.config for one in ranked if one.record.config != setup.baseline)
+    kept = (one.record.config for one in ranked if within_limits(setup.space, one.record.config, setup.fixed))
+    configs = dict.fromkeys(config for config in kept if config != setup.baseline)
     return tuple(Pinned(config, f"among the best of {earlier.name}, measured again") for config in list(configs)[:SEEDED])
 
 

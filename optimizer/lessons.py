@@ -22,7 +22,7 @@ from typing import Any
 from vopt.optimizer.caches import cache_root
 from vopt.optimizer.history import SAMPLED_STAGES, TrialRecord
 from vopt.optimizer.subject import Subject
-from vopt.optimizer.trial import Blame, EngineConfig, Phase
+from vopt.optimizer.trial import Blame, EngineConfig, Phase, StartClass
 from vopt.search_spaces.build import Subject as SpaceSubject
 from vopt.search_spaces.learned import Learned
 from vopt.search_spaces.memory import Calibration, Observation
@@ -135,7 +135,12 @@ def calibrated(
         if record.kv_cache_bytes and record.kv_cache_bytes > 0 and _came_up(record):
             arguments = {**fixed, **record.config}
             calibration = calibration.learn(
-                subject.shape, subject.gpu, arguments, record.kv_cache_bytes, subject.arguments.version
+                subject.shape,
+                subject.gpu,
+                arguments,
+                record.kv_cache_bytes,
+                subject.arguments.version,
+                compiled=record.start_class is StartClass.KNOWN_KEY,
             )
     return calibration
 

@@ -20,7 +20,8 @@ def lite_config(
     """The lite arm; ``None`` when nothing can be dropped or nothing would be left of the finalist.
 
     First go overrides whose resolved value equals the baseline's. Then, one at a time, the override whose loss the model
-    expects to be least, while the losses together stay within the noise.
+    expects to be least, while the losses together stay within the noise. The last one stays whatever it is expected to earn:
+    nothing but the baseline would be left, which is measured anyway, and the finalist would go unchallenged.
     """
     lite = _without_resolved_defaults(finalist, baseline, searched)
     lite = _without_noise(setup, lite, baseline, searched)
@@ -61,6 +62,8 @@ def _without_noise(
             if current[j] != bottom[j]:
                 row = current.copy()
                 row[j] = bottom[j]
+                if (row == bottom).all():
+                    continue
                 loss, _ = model.difference(top, row)
                 options.append((loss, j, row))
         options = [

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vopt.optimizer.history import TrialRecord
-from vopt.search_spaces.evidence import BaselineFacts, pressures, surplus
+from vopt.search_spaces.evidence import BaselineFacts, less_cache, pressures, surplus
 from vopt.search_spaces.learned import Learned, Lesson
 from vopt.search_spaces.parameter import same
 from vopt.search_spaces.space import SearchSpace
@@ -61,8 +61,11 @@ def facts_of(record: TrialRecord) -> BaselineFacts:
     )
 
 
-def opening(space: SearchSpace, baseline: TrialRecord | None, later: Iterable[TrialRecord]) -> Opening:
-    """What ``baseline`` (``None``: not measured yet) and the starts after it make of the space of a study."""
+def opening(
+    space: SearchSpace, baseline: TrialRecord | None, later: Iterable[TrialRecord], *, starved: bool = False
+) -> Opening:
+    """What ``baseline`` (``None``: not measured yet) and the starts after it make of the space of a study. ``starved``: an
+    engine ran out of memory, which less of it for the KV cache may mend."""
     if baseline is None or baseline.metrics is None:
         return Opening(space)
     facts = facts_of(baseline)
@@ -81,8 +84,10 @@ def opening(space: SearchSpace, baseline: TrialRecord | None, later: Iterable[Tr
             if raised_by is not None:
                 del aside[name]
                 changes.append(Change(name, "reopened", shown[raised_by], record.label))
-    lessons = tuple(_above_default(space, name, bound.text) for name, bound in aside.items())
-    return Opening(space, lessons, tuple(changes))
+    lessons = [_above_default(space, name, bound.text) for name, bound in aside.items()]
+    if not starved:
+        lessons += _below_share(space, baseline.config)
+    return Opening(space, tuple(lessons), tuple(changes))
 
 
 def _reopened(space: SearchSpace, facts: BaselineFacts, trial: str, changes: list[Change]) -> SearchSpace:
@@ -113,6 +118,17 @@ def _above_default(space: SearchSpace, name: str, reason: str) -> Lesson:
     parameter = space[name]
     first = min(value for value in parameter.values if value > parameter.default)
     return Lesson({}, {name: first}, {}, "evidence", reason)
+
+
+def _below_share(space: SearchSpace, baseline: Mapping[str, Any]) -> list[Lesson]:
+    """Keeps proposals from less memory than the baseline has: what opens this dimension is a KV cache that is too small."""
+    name = "gpu_memory_utilization"
+    if name not in space or name in space.facts.get("asked", ()):
+        return []
+    parameter = space[name]
+    least = min(parameter.default, baseline.get(name, parameter.default))
+    below = [value for value in parameter.values if value < least]
+    return [Lesson({}, {}, {name: max(below)}, "evidence", less_cache(least))] if below else []
 
 
 def switched_off(space: SearchSpace, learned: Learned) -> tuple[Change, ...]:

@@ -5,10 +5,11 @@ Everything here follows from the setup and the history alone, so a search that w
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from vopt.objectives.confidence import levels
 from vopt.objectives.front import front, knee_order
@@ -21,6 +22,10 @@ from vopt.optimizer.opening import Change, Opening, opening, switched_off
 from vopt.optimizer.repair import repair
 from vopt.optimizer.setup import REPAIRS, SearchSetup
 from vopt.optimizer.trial import EngineConfig
+from vopt.search_spaces.learned import OUT_OF_MEMORY
+from vopt.search_spaces.memory import Possible
+from vopt.search_spaces.parameter import Point, same
+from vopt.search_spaces.relief import Fit
 from vopt.search_spaces.space import SearchSpace
 
 SCREENED = 3  # configurations that get a second start
@@ -53,11 +58,22 @@ class Progress:
             last = self.first(tried[-1])
             if last is None or last.record.failure is None:
                 break
-            repaired = repair(self.setup, tried[-1], last)
+            repaired = repair(self.setup, tried[-1], last, self._fit)
             if repaired is None or repaired in tried:
                 break
             tried.append(repaired)
         return tuple(tried)
+
+    @property
+    def _fit(self) -> Fit | None:
+        """Whether memory surely suffices for a configuration, from the starts so far."""
+        return self.setup.fits([judged.record for judged in self.searched]) if self.setup.fits is not None else None
+
+    @cached_property
+    def repaired(self) -> EngineConfig:
+        """What the repairs of the baseline changed; empty where it came up as given."""
+        given = self.setup.baseline
+        return EngineConfig({name: value for name, value in self.baseline_config.items() if given.get(name) != value})
 
     @cached_property
     def arms(self) -> Arms | None:
@@ -117,11 +133,14 @@ class Progress:
     @cached_property
     def opening(self) -> Opening:
         """The space as the counters of this study's own starts opened it."""
-        baseline = self.baseline
+        baseline, space = self.baseline, self.setup.space
+        for name in self.repaired:
+            space = space.reopen(name, "the baseline does not start without it")
         return opening(
-            self.setup.space,
+            space,
             baseline.record if baseline is not None else None,
             (judged.record for judged in self.searched if judged.record.failure is None),
+            starved=any(str(failure.kind) in OUT_OF_MEMORY for judged in self.searched if (failure := judged.record.failure)),
         )
 
     @property
@@ -131,16 +150,34 @@ class Progress:
 
     @cached_property
     def effective(self) -> SearchSetup:
-        """The setup with the dimensions that evidence reopened, and with what a repair had to change outside the space:
-        every configuration carries it."""
+        """The setup with the dimensions that evidence reopened, and with what a repair had to change: every configuration
+        carries it that would not start without, and no other. Dimensions among it are the seeds' and the pinned ones' alone;
+        proposals depart from what ran."""
         setup = replace(self.setup, space=self.opening.space)
-        repaired = self.baseline_config
-        changed = {
-            name: value
-            for name, value in repaired.items()
-            if self.setup.baseline.get(name) != value and name not in self.setup.space.names
-        }
-        return replace(setup, fixed=setup.fixed | changed) if changed else setup
+        if not self.repaired:
+            return setup
+        fit, given = self._fit, self.setup.space.facts.get("set", {})
+        failed = {judged.record.config for judged in self.searched if judged.record.failure is not None}
+
+        def starts(config: EngineConfig) -> bool:
+            return config not in failed and fit is not None and fit({**given, **config}) is Possible.CAN
+
+        inside = [name for name in self.repaired if name in setup.space]
+        setup = replace(setup, relief=self.repaired.without(*inside), starts=starts)
+        # Where the command in use named the value that failed, vLLM's own is not known to fail.
+        within = {name: self.repaired[name] for name in inside if name not in self.setup.baseline}
+        pinned = (replace(pin, config=_with_missing(pin.config, within, starts)) for pin in setup.pinned)
+        seeds = (replace(seed, point=self._relieved(setup, seed.point, within)) for seed in setup.space.seeds)
+        return replace(setup, pinned=tuple(pinned), space=replace(setup.space, seeds=tuple(seeds)))
+
+    def _relieved(self, setup: SearchSetup, point: Point, within: Mapping[str, Any]) -> Point:
+        """A seed's point, with the repaired dimensions where it leaves them alone, would not start and breaks nothing by it."""
+        default = setup.space.default_point()
+        moved = {**point, **{name: value for name, value in within.items() if same(point[name], default[name])}}
+        needed = not (
+            setup.starts is not None and setup.starts(EngineConfig({**setup.fixed, **setup.space.full_config(point)}))
+        )
+        return moved if needed and not setup.space.violations(moved) else point
 
     @cached_property
     def space(self) -> SearchSpace:
@@ -193,6 +230,12 @@ def candidates(progress: Progress) -> list[Judged]:
         mine = [judged for judged in mine if judged.merit is not None and judged.merit >= floor]
     mine = sorted(mine, key=lambda judged: -(judged.merit or 0.0))
     return _by_knee(progress, [(judged, [judged]) for judged in mine]) if progress.setup.goal.objectives else mine
+
+
+def _with_missing(config: EngineConfig, within: Mapping[str, Any], starts: Callable[[EngineConfig], bool]) -> EngineConfig:
+    """A pinned configuration with the repaired dimensions that it does not name itself, where it would not start."""
+    missing = {name: value for name, value in within.items() if name not in config}
+    return config if starts(config) else config | missing
 
 
 T = TypeVar("T")

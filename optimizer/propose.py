@@ -6,12 +6,14 @@ Order: baseline (repaired if it must be), pinned configurations, seeds, proposal
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer import schedule
 from vopt.optimizer.arms import Arms, series_suffix
+from vopt.optimizer.command import flags_text
+from vopt.optimizer.explain import next_explained
 from vopt.optimizer.history import Arm, Stage
 from vopt.optimizer.judge import ARTEFACT, STOPPED_EARLY, Judged, margins, of_stage
 from vopt.optimizer.moves import Observation
@@ -120,7 +122,7 @@ def _time_for_one_more(progress: Progress) -> bool:
 def queue(progress: Progress) -> Iterator[Run]:
     """Pinned configurations and seeds that are not measured yet, those that share a compile key next to each other."""
     setup = progress.effective
-    wanted = [(EngineConfig({**setup.fixed, **pin.config}), pin.reason) for pin in setup.pinned]
+    wanted = [(setup.relieved(EngineConfig({**setup.fixed, **pin.config})), pin.reason) for pin in setup.pinned]
     seeds = [(setup.config(seed.point), seed.reason) for seed in setup.space.seeds if allowed(progress, seed.point)]
     measured = sum(judged.record.config in {config for config, _ in seeds} for judged in progress.searched)
     fresh = [(config, reason) for config, reason in seeds if config not in progress.seen]
@@ -132,8 +134,9 @@ def queue(progress: Progress) -> Iterator[Run]:
 
 
 def _seeds_measured(progress: Progress) -> int:
-    seeds = {progress.effective.config(seed.point) for seed in progress.effective.space.seeds}
-    pinned = {EngineConfig({**progress.effective.fixed, **pin.config}) for pin in progress.setup.pinned}
+    setup = progress.effective
+    seeds = {setup.config(seed.point) for seed in setup.space.seeds}
+    pinned = {setup.relieved(EngineConfig({**setup.fixed, **pin.config})) for pin in setup.pinned}
     skipped = pinned | {progress.baseline_config}
     return len({judged.record.config for judged in progress.searched} & (seeds - skipped))
 
@@ -231,7 +234,7 @@ def out_of_patience(progress: Progress) -> bool:
 
 
 def _difference(before: EngineConfig, after: EngineConfig) -> str:
-    return ", ".join(f"{name} = {value!r}" for name, value in after.items() if before.get(name) != value)
+    return flags_text({name: value for name, value in after.items() if before.get(name) != value})
 
 
 MIDWAY = "drift-midway"
@@ -318,33 +321,7 @@ def _tries(progress: Progress, label: str) -> int:
     return sum(judged.record.label == label for judged in progress.history)
 
 
-EXPLAIN_STARTS = 2  # of each flag left out
-
-
-def explain_label(name: str, start: int, series: int) -> str:
-    return f"explain-{name.replace(':', '-')}-{start}{series_suffix(series)}"
-
-
 def _explain(progress: Progress) -> Step | None:
     """Each override of the winner left out, one at a time, for those who want to pay for it."""
-    winner = provisional_winner(progress) if progress.setup.explain else None
-    if winner is None:
-        return None
-    series = seen.arms.series if (seen := confirmation(progress)) is not None else 1
-    for start in range(1, EXPLAIN_STARTS + 1):
-        for name in dropped_one_by_one(progress, winner):
-            label = explain_label(name, start, series)
-            if not _tries(progress, label):
-                return Run(winner.without(name), Stage.EXPLAIN, f"explain: the winner without {name}", label)
-    return None
-
-
-def explain_starts(progress: Progress) -> int:
-    """How many engine starts explaining the winner takes in all."""
-    winner = provisional_winner(progress)
-    return EXPLAIN_STARTS * len(dropped_one_by_one(progress, winner)) if winner is not None else 0
-
-
-def dropped_one_by_one(progress: Progress, winner: EngineConfig) -> Sequence[str]:
-    """Names of the winner's overrides that the baseline does not carry."""
-    return [name for name, value in winner.items() if progress.baseline_config.get(name) != value]
+    missing = next_explained(progress) if progress.setup.explain else None
+    return Run(missing.config, Stage.EXPLAIN, missing.reason, missing.label) if missing is not None else None

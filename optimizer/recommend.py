@@ -52,6 +52,14 @@ class Override:
 
 
 @dataclass(frozen=True, slots=True)
+class Repair:
+    """What a baseline that did not start as given was changed by, and why it did not start."""
+
+    changes: EngineConfig
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SuccessBound:
     """Pooled over confirmation and soak: ``failed`` of ``n`` requests, and the upper 95 % bound of the failure share."""
 
@@ -104,9 +112,11 @@ class Recommendation:
     notes: tuple[str, ...] = ()
     front: tuple[FrontMember, ...] = ()
     goals: tuple[GoalVerdict, ...] = ()
+    repair: Repair | None = None
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)
+        data["repair"] = {"changes": self.repair.changes.to_json(), "reason": self.repair.reason} if self.repair else None
         data["winner_config"] = self.winner_config.to_json() if self.winner_config is not None else None
         for row, rejected in zip(data["rejected"], self.rejected, strict=True):
             row["config"] = rejected.config.to_json()
@@ -133,6 +143,7 @@ class Recommendation:
                 "success": SuccessBound(**data["success"]) if data["success"] else None,
                 "notes": tuple(data["notes"]),
                 "front": tuple(FrontMember(**{**row, "config": EngineConfig(row["config"])}) for row in data.get("front", ())),
+                "repair": Repair(EngineConfig(row["changes"]), row["reason"]) if (row := data.get("repair")) else None,
                 "goals": tuple(GoalVerdict(**{**row, "gain": Gain(**row["gain"])}) for row in data.get("goals", ())),
             }
         )

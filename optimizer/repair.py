@@ -8,15 +8,23 @@ from typing import Any
 from vopt.optimizer.judge import Judged
 from vopt.optimizer.setup import SearchSetup
 from vopt.optimizer.trial import EngineConfig, FailureKind
+from vopt.search_spaces.parse import base_declarations
+from vopt.search_spaces.relief import SHARE, TENSOR, Fit, more_gpus, more_memory, service_arguments
 
 
-def repair(setup: SearchSetup, config: EngineConfig, failed: Judged) -> EngineConfig | None:
-    """The smallest change of a configuration that its failure names: the engine's own hint first, then the rules of the
-    space, then the step that a kind of failure asks for. ``None`` when nothing is known to help."""
+def repair(setup: SearchSetup, config: EngineConfig, failed: Judged, fit: Fit | None = None) -> EngineConfig | None:
+    """The smallest change of a configuration that its failure names: what takes nothing from clients, then the engine's own
+    hint, then the rules of the space, then the step that a kind of failure asks for. What the user set or keeps is not
+    touched. ``None`` when nothing is known to help."""
     failure = failed.record.failure
     if failure is None:
         return None
-    changes = {name: value for name, bound in failure.hint.items() if (value := _within(bound)) is not None}
+    theirs = fixed_by_user(setup)
+    changes = {
+        name: value for name, bound in failure.hint.items() if name not in theirs and (value := _within(bound)) is not None
+    }
+    if changes.keys() <= service_arguments(base_declarations()) and (room := _room(setup, config, failure.kind, fit)):
+        return config | room
     if changes:
         return config | {name: _on_grid(setup, name, value, failure.hint[name]) for name, value in changes.items()}
     point = setup.point(config)
@@ -24,6 +32,29 @@ def repair(setup: SearchSetup, config: EngineConfig, failed: Judged) -> EngineCo
         mended, _ = setup.space.repair(point)
         return setup.config(mended) if not setup.space.violations(mended) else None
     return _one_step(setup, config, failure.kind, failed.record.resolved)
+
+
+def fixed_by_user(setup: SearchSetup) -> frozenset[str]:
+    """Arguments that the user set, or keeps as they are."""
+    facts = setup.space.facts
+    return frozenset({*facts.get("set", {}), *facts.get("keep", ())})
+
+
+def _room(setup: SearchSetup, config: EngineConfig, kind: FailureKind, fit: Fit | None) -> dict[str, Any] | None:
+    """More memory for an engine that lacks it, at nobody's cost; each way once, since the arithmetic may be wrong."""
+    space = setup.space.whole
+    complete = {**space.facts.get("set", {}), **config}
+
+    def open_to(name: str) -> bool:
+        return name in space and config.get(name) == setup.baseline.get(name) and name not in fixed_by_user(setup)
+
+    if kind in (FailureKind.KV_TOO_SMALL, FailureKind.OOM_START) and open_to(TENSOR):
+        found = more_gpus(complete, int(space.facts.get("gpus") or 1), space[TENSOR].values, fit)
+        if found is not None:
+            return found
+    if kind is FailureKind.KV_TOO_SMALL and open_to(SHARE):
+        return more_memory(complete, space[SHARE].default, space[SHARE].values, fit)
+    return None
 
 
 def _within(bound: Mapping[str, Any]) -> Any:
@@ -35,9 +66,10 @@ def _within(bound: Mapping[str, Any]) -> Any:
 
 def _on_grid(setup: SearchSetup, name: str, value: Any, bound: Mapping[str, Any]) -> Any:
     """The value of the domain nearest to the bound from the allowed side; the bound itself outside the space."""
-    if name not in setup.space.names:
+    space = setup.space.whole
+    if name not in space:
         return value
-    domain = setup.space[name].values
+    domain = space[name].values
     if "at_most" in bound:
         return max((member for member in domain if isinstance(member, int | float) and member <= value), default=value)
     if "at_least" in bound:
@@ -56,10 +88,13 @@ _STEPS: Mapping[FailureKind, tuple[tuple[str, int], ...]] = {
 
 
 def _one_step(setup: SearchSetup, config: EngineConfig, kind: FailureKind, resolved: Mapping[str, Any]) -> EngineConfig | None:
+    space, theirs = setup.space.whole, fixed_by_user(setup)
     for name, direction in _STEPS.get(kind, ()):
+        if name in theirs:
+            continue
         current = config.get(name, resolved.get(name))
-        if name in setup.space.names:
-            parameter = setup.space[name]
+        if name in space:
+            parameter = space[name]
             current = parameter.default if current is None else current
             numbers = [member for member in parameter.values if isinstance(member, int | float)]
             beyond = [member for member in numbers if isinstance(current, int | float) and (member - current) * direction > 0]

@@ -13,6 +13,7 @@ from vopt.optimizer.answer import recommend
 from vopt.optimizer.answer_front import with_front
 from vopt.optimizer.early_end import ratio_bound
 from vopt.optimizer.events import Listener, Note, StageBegan, TrialBegan, TrialEnded
+from vopt.optimizer.explain import explain_starts
 from vopt.optimizer.history import SAMPLED_STAGES, FailureSummary, Pending, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.hopeless import end_if_hopeless
 from vopt.optimizer.judge import Judged, judge, told_objective, told_value
@@ -25,7 +26,6 @@ from vopt.optimizer.propose import (
     Sample,
     allowed,
     compile_key,
-    explain_starts,
     next_step,
     observations,
     trials_left,

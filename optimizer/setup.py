@@ -9,6 +9,7 @@ from typing import Any
 from vopt.objectives.goals import Goal
 from vopt.optimizer.history import TrialRecord
 from vopt.optimizer.trial import EngineConfig
+from vopt.search_spaces.relief import Fit
 from vopt.search_spaces.space import Check, Point, SearchSpace
 
 _NO_OVERRIDES = EngineConfig()
@@ -91,7 +92,10 @@ class SearchSetup:
     the study has seen repeats; ``drift_check`` adds a last start of the baseline for searches whose confirmation is served
     while its trials were not. ``no_serve``: the user asked for a confirmation without the API server; the answer says so.
     ``notes`` go into the answer as they are. ``checks`` makes the memory checks of the space anew from the starts so far,
-    which calibrate them. ``earlier`` are the budgets that a resumed study had before, in order.
+    which calibrate them; ``fits`` makes likewise of them whether memory surely suffices. ``relief`` is what a repair of the
+    baseline changed outside the space: a configuration carries it unless ``starts`` says that it comes up without.
+    ``auto_load``: how many requests are in flight is found on the baseline. ``assumed`` says what a simulation's figures of a
+    configuration rest on that nobody measured. ``earlier`` are the budgets that a resumed study had before, in order.
     """
 
     goal: Goal
@@ -112,6 +116,11 @@ class SearchSetup:
     no_serve: bool = False
     notes: tuple[str, ...] = ()
     checks: Callable[[Sequence[TrialRecord]], tuple[Check, ...]] | None = None
+    fits: Callable[[Sequence[TrialRecord]], Fit] | None = None
+    auto_load: bool = False
+    relief: EngineConfig = _NO_OVERRIDES
+    starts: Callable[[EngineConfig], bool] | None = None
+    assumed: Callable[[EngineConfig], tuple[str, ...]] = _no_command
     earlier: tuple[EarlierBudget, ...] = ()
 
     @property
@@ -123,13 +132,25 @@ class SearchSetup:
 
     def config(self, point: Point) -> EngineConfig:
         """The engine configuration of one point of the space."""
-        return EngineConfig({**self.fixed, **self.space.full_config(point)})
+        return self.relieved(EngineConfig({**self.fixed, **self.space.full_config(point)}))
+
+    def relieved(self, config: EngineConfig) -> EngineConfig:
+        """The configuration with what the repair of the baseline changed, where it does not start without."""
+        if not self.relief or (self.starts is not None and self.starts(config)):
+            return config
+        return config | self.relief
 
     def point(self, config: EngineConfig) -> dict[str, Any] | None:
         """The point of a configuration; ``None`` when it lies off the grid (a user's odd value, a fixed override changed)."""
-        inside = {name: value for name, value in config.items() if self.fixed.get(name) != value}
+        inside = {
+            name: value
+            for name, value in config.items()
+            if self.fixed.get(name) != value and not (name in self.relief and self.relief[name] == value)
+        }
         try:
             point = self.space.point_of(inside)
         except (KeyError, ValueError):
             return None
-        return point if self.config(point) == config else None
+        plain = EngineConfig({**self.fixed, **self.space.full_config(point)})
+        # A start that lacked the relief, and needed it, says nothing of the point.
+        return point if config in (self.config(point), plain | self.relief) else None

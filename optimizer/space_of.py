@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from vopt.objectives.goals import Goal, GoalError, built_in_goal
-from vopt.optimizer import cpu_memory
 from vopt.optimizer.check import check_command as check
 from vopt.optimizer.check import objection_of, render_check
-from vopt.optimizer.command import SEE_SPACE
+from vopt.optimizer.command import SEE_SPACE, LaunchCommand
+from vopt.optimizer.command_in_use import Written, file_command, with_config_file
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.engine.floor import Floor, floor
@@ -22,28 +22,31 @@ from vopt.optimizer.engine.simulated import MODELLED
 from vopt.optimizer.environment import find_model
 from vopt.optimizer.errors import SearchSpaceError, UsageError, VoptError
 from vopt.optimizer.gpus import cuda_environment
-from vopt.optimizer.history import TrialRecord
-from vopt.optimizer.lessons import calibrated, lessons_file, read_lessons, section_of
+from vopt.optimizer.lessons import lessons_file, read_lessons, section_of
 from vopt.optimizer.load.workload import Workload
 from vopt.optimizer.measurement import Asked
+from vopt.optimizer.memory_of import host_as_gpu, memory_checks, memory_fits, space_subject
+from vopt.optimizer.not_simulated import assumed_by
 from vopt.optimizer.options import CheckedSpaceOptions, SearchOptions, SpaceOptions
+from vopt.optimizer.secrecy import refuse_secret
 from vopt.optimizer.setup import Budget, Pinned, SearchSetup, Timing
 from vopt.optimizer.space_report import space_document, space_text
-from vopt.optimizer.subject import Machine, Subject, find_arguments, find_machine, find_subject, interpreter_of, serve_line
+from vopt.optimizer.subject import Machine, Subject, find_arguments, find_machine, find_subject, interpreter_of
 from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.typed_files import read_typed
 from vopt.search_spaces.arguments import Arguments
+from vopt.search_spaces.bare_mode import bare_mode
 from vopt.search_spaces.build import Subject as SpaceSubject
-from vopt.search_spaces.build import build_space, memory_check
+from vopt.search_spaces.build import build_space
 from vopt.search_spaces.choices import Choices, parse_choices
-from vopt.search_spaces.defaults import Gpu
 from vopt.search_spaces.evidence import WorkloadFacts
-from vopt.search_spaces.memory import Calibration
+from vopt.search_spaces.memory import Possible, can_start
 from vopt.search_spaces.model import ShapeError, known_model, shape_from_config
+from vopt.search_spaces.on_load import loaded
 from vopt.search_spaces.parameter import Inactive
-from vopt.search_spaces.parse import SpaceFile, SpaceFileError, bare_mode_config, base_declarations, mode_for, parse_space
+from vopt.search_spaces.parse import SpaceFile, SpaceFileError, base_declarations, mode_for, parse_space
 from vopt.search_spaces.retired import valueless_flags
-from vopt.search_spaces.space import Check, SearchSpace
+from vopt.search_spaces.space import SearchSpace
 from vopt.search_spaces.speculation import SUFFIX_TOKENS, tokens
 
 LONGEST_PATH = 4096
@@ -101,18 +104,6 @@ def find_space(options: SpaceOptions, subject: Subject, workload: Workload, goal
     return space.with_checks(*memory_checks(subject, known.calibration)([]))
 
 
-def memory_checks(subject: Subject, before: Calibration) -> Callable[[Sequence[TrialRecord]], tuple[Check, ...]]:
-    """The memory checks of a study from its starts so far; ``before`` is what earlier studies saw."""
-    of = space_subject(subject)
-
-    def checks(records: Sequence[TrialRecord]) -> tuple[Check, ...]:
-        if of.shape is None:
-            return ()
-        return (memory_check(of, calibrated(before, of, records, subject.fixed)),)
-
-    return checks
-
-
 def modelled_space(made: Callable[[Choices], SearchSpace], choices: Choices) -> SearchSpace:
     """The space that ``choices`` make, without what the simulation does not model: its values would differ by noise alone,
     and the answer would name one of them."""
@@ -126,7 +117,7 @@ def modelled_space(made: Callable[[Choices], SearchSpace], choices: Choices) -> 
     dropped = {part.name for part in (*whole.parameters, *whole.dormant) if not _modelled(part.name)}
     if not dropped:
         return whole
-    space = made(replace(choices, keep=choices.keep | dropped))
+    space = made(replace(choices, unmodelled=frozenset(dropped)))
     told = tuple(Inactive(part.name, NOT_MODELLED) if part.name in dropped else part for part in space.inactive)
     return replace(space, inactive=told)
 
@@ -148,17 +139,6 @@ def _cpu_kernels(options: SpaceOptions, subject: Subject) -> list[str]:
     return [name for name in GPU_KERNELS if name not in asked]
 
 
-def space_subject(subject: Subject) -> SpaceSubject:
-    """What the pure packages need to know of it; the CPU build's memory is this host's."""
-    gpu = subject.machine.gpu or host_as_gpu()
-    return SpaceSubject(subject.schema, gpu, subject.shape, subject.machine.count, subject.resolved)
-
-
-def host_as_gpu() -> Gpu:
-    """This host as the device of vLLM's CPU build."""
-    return Gpu("cpu", cpu_memory.memory_bytes())
-
-
 def user_space(path: Path | None) -> SpaceFile | None:
     """The file of ``--space``, on top of the built-in space. Raises ``SearchSpaceError`` for what it cannot mean."""
     if path is None:
@@ -169,6 +149,10 @@ def user_space(path: Path | None) -> SpaceFile | None:
         if read.mode is not None or read.bare is not None:
             key, value = ("mode", read.mode) if read.mode is not None else ("bare", read.bare)
             raise SpaceFileError(str(path), key, value, "a file of yours narrows any mode: choose it by --mode")
+        refuse_secret(f"--space {path}", asdict(read))
+        for declaration in read.declarations:
+            for one in declaration.values or ():
+                refuse_secret(declaration.name, one)
         return read
     except SpaceFileError as error:
         raise SearchSpaceError(error.file, error.key, error.value, error.rule, hint=SEE_SPACE) from None
@@ -189,6 +173,7 @@ def workload_facts(workload: Workload, subject: Subject, concurrency: int | None
         longest_total=facts["max_total_tokens"],
         concurrency=concurrency,
         shared_prefix_tokens=facts["shared_prefix_tokens"],
+        states_reuse=facts["states_reuse"],
         natural_text=facts["natural_text"],
         dummy_weights=subject.dummy_weights,
         acceptance_length=acceptance,
@@ -216,7 +201,8 @@ def floor_of(subject: Subject, workload: Workload, space: SearchSpace, lossy: Se
     if shape is None or hardware is None or any("quantization" in name for name in lossy):
         return None
     drafted = max((tokens(value) for value in space["speculation"].values), default=0) if "speculation" in space else 0
-    stated = (subject.fixed | subject.baseline).get("speculative_config")
+    given = subject.fixed | subject.baseline
+    shape, stated = loaded(shape, given, subject.schema.version), given.get("speculative_config")
     if isinstance(stated, Mapping):
         drafted = max(drafted, int(stated.get("num_speculative_tokens") or SUFFIX_TOKENS))
     return floor(shape, hardware, subject.machine.count, workload.request_lengths(), 1 + drafted)
@@ -230,9 +216,8 @@ def search_setup(
     known = read_lessons(lessons_file(subject), section_of(subject))
     outside = EngineConfig({name: value for name, value in subject.baseline.items() if not _varied(name, space)})
     pinned = [Pinned(outside, "the defaults of vLLM")] if subject.own_command else []
-    modes = [mode_for(objective.name) for objective in goal.objectives] or [space.mode]
-    bare = {mode: bare_mode_config(mode) for mode in modes}
-    pinned += [Pinned(outside | config, f"the bare {mode} mode of vLLM") for mode, config in bare.items() if config]
+    modes = dict.fromkeys([mode_for(objective.name) for objective in goal.objectives] or [space.mode])
+    pinned += [Pinned(outside | bare.config, bare.words) for bare in (bare_mode(space, mode) for mode in modes) if bare.config]
     window_s = asked.window_s or 60.0
     load_s = (1.5 * window_s + 30.0) * (2 if goal.objectives and not asked.open_loop else 1)
     timing = Timing() if subject.machine.gpu is not None else Timing(60.0, 40.0, 30.0)
@@ -252,7 +237,10 @@ def search_setup(
         explain=options.explain,
         deadline_s=asked.deadline_s,
         no_serve=options.no_serve,
+        assumed=assumed_by(subject),
         checks=None if options.no_memory_check else memory_checks(subject, known.calibration),
+        fits=None if options.no_memory_check else memory_fits(subject, known.calibration),
+        auto_load=not asked.open_loop and asked.concurrency is None,
     )
 
 
@@ -273,6 +261,12 @@ def describe_space(options: CheckedSpaceOptions) -> SpaceAnswer:
     workload = find_workload(options.workload, None, lambda _: None)
     space = find_space(options, subject, workload, options.goal, concurrency_of(options.concurrency))
     text, document = space_text(space), space_document(space)
+    if subject.machine.simulated and subject.shape is not None and not document["default_violations"]:
+        given = subject.fixed | subject.baseline  # of a simulated engine the estimate is exact, as --check has it
+        verdict = can_start(subject.shape, space_subject(subject).gpu, given, subject.schema.version, exact=True)
+        if verdict.possible is Possible.CANNOT:
+            text += f"\nWithout a repair the baseline cannot start here: {verdict.reason}\n"
+            document = {**document, "default_violations": [verdict.reason]}
     if subject.front_end:
         text += f"\n{said[-1]}\n"
         document = {**document, "front_end": list(subject.front_end)}
@@ -285,25 +279,35 @@ def check_command(options: CheckedSpaceOptions) -> SpaceAnswer:
         machine = find_machine(options.simulate, options.gpus, probe.python)
         probe.see(cuda_environment(machine.uuids))
         schema = find_arguments(probe, machine, options.vllm_version, installed=options.python is not None)
-        text = _command_text(options.check or "")
-        subject = _checked_subject(text, schema, machine)
-        report = check(text, subject, ask=None if machine.simulated else objection_of(probe))
-    return SpaceAnswer(render_check(report).rstrip(), report.to_json(), report.exit_code)
+        written = _command_text(options.check or "")
+        parsed, notes = _whole_command(written, schema)
+        subject = _checked_subject(parsed.model, schema, machine)
+        ask = None if machine.simulated else objection_of(probe)
+        simulated = machine.simulated
+        report = check(written.command, subject, more=parsed.config, model=parsed.model, ask=ask, simulated=simulated)
+    text = "\n".join([render_check(report).rstrip(), *([""] if notes else []), *notes])
+    return SpaceAnswer(text, {**report.to_json(), "notes": list(notes)}, report.exit_code)
 
 
-def _command_text(given: str) -> str:
+def _whole_command(written: Written, schema: Arguments) -> tuple[LaunchCommand, tuple[str, ...]]:
+    """The command with its ``--config`` file, where that is here, and what is to be said about what was not read."""
+    parsed = parse_command(written.command, schema, strict=False, valueless=valueless_flags())
+    if parsed.config_file is not None and not Path(parsed.config_file).exists():
+        return parsed, (*written.notes, f"--config {parsed.config_file}: no such file here, so its arguments are not checked")
+    return with_config_file(parsed, schema, strict=False), written.notes
+
+
+def _command_text(given: str) -> Written:
     """The command itself, or what stands in the file of that name."""
     path = Path(given)
     if len(given) > LONGEST_PATH or "\n" in given or not path.is_file():
-        return given
-    text = read_typed(path, "--check", hint="--check 'vllm serve MODEL …', or a file that holds it")
-    return serve_line(text, f"--check {path}") if "serve" in text or "api_server" in text or "docker" in text else text
+        return Written(given)
+    return file_command(path, "--check")
 
 
-def _checked_subject(text: str, schema: Arguments, machine: Machine) -> SpaceSubject:
+def _checked_subject(name: str | None, schema: Arguments, machine: Machine) -> SpaceSubject:
     """The subject of a command to check; a model that cannot be found leaves the memory arithmetic out."""
     gpu = machine.gpu or host_as_gpu()
-    name = parse_command(text, schema, strict=False, valueless=valueless_flags()).model
     shape = None
     if name is not None:
         try:

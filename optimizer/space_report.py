@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
-from vopt.search_spaces.parameter import Parameter, same
+from vopt.search_spaces.bare_mode import BareMode, bare_mode
+from vopt.search_spaces.parameter import Inactive, Parameter, same
 from vopt.search_spaces.space import SearchSpace
 
 GIB = 1024**3
@@ -22,6 +24,7 @@ def space_document(space: SearchSpace) -> dict[str, Any]:
         "digest": space.digest,
         "points": space.size,
         "default_violations": [violation.detail for violation in space.violations(space.default_point())],
+        "bare_mode": asdict(bare_mode(space, space.mode)),
         **space.to_json(),
     }
 
@@ -41,9 +44,13 @@ def _lines(space: SearchSpace, width: int) -> Iterator[str]:
         yield group
         for parameter in members:
             yield from _parameter_lines(parameter, width)
-    if space.seeds:
+    bare = bare_mode(space, space.mode)
+    if space.seeds or bare.config:
         yield ""
         yield "tried early"
+        if bare.config:
+            words = ", ".join(f"{name}={_word(value)}" for name, value in bare.config.items())
+            yield from _wrapped(f"{words}: {bare.words}{_resolved(bare)}", "  ", width)
         for seed in space.seeds:
             words = ", ".join(f"{n}={_word(v)}" for n, v in seed.point.items() if not same(v, space[n].default))
             yield from _wrapped(f"{words}: {seed.reason}", "  ", width)
@@ -52,13 +59,21 @@ def _lines(space: SearchSpace, width: int) -> Iterator[str]:
         yield "in every trial"
         for name, value in space.facts["set"].items():
             yield f"  {name}={_word(value)}"
-    if space.inactive:
+    inactive = [*space.inactive, *([Inactive("performance_mode", bare.reason)] if bare.reason else ())]
+    if inactive:
         yield ""
         yield "left at vLLM's default"
-        longest = max(len(entry.name) for entry in space.inactive)
-        for entry in sorted(space.inactive, key=lambda entry: entry.reopens_on is None):
+        longest = max(len(entry.name) for entry in inactive)
+        for entry in sorted(inactive, key=lambda entry: entry.reopens_on is None):
             later = f" (reopens on {entry.reopens_on.replace('_', ' ')})" if entry.reopens_on else ""
             yield from _wrapped(f"{entry.name:<{longest}}  {entry.reason}{later}", "  ", width, longest + 4)
+
+
+def _resolved(bare: BareMode) -> str:
+    """What a mode's flag sets, where the flag itself is measured."""
+    if bare.reason or not bare.resolved:
+        return ""
+    return "; it sets " + ", ".join(f"{name} to {_word(value)}" for name, value in bare.resolved.items())
 
 
 def _title(space: SearchSpace) -> str:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from vopt.optimizer import gpus
 from vopt.optimizer.caches import cache_root
-from vopt.optimizer.command import LaunchCommand, argument_words, bound_argv, refuse_secret, shell_line, to_argv
-from vopt.optimizer.command_reader import parse_command
-from vopt.optimizer.command_shell import CONTAINERS
+from vopt.optimizer.command import LaunchCommand, argument_words, bound_argv, shell_line, to_argv
+from vopt.optimizer.command_in_use import command_in_use, refuse_typed
 from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.engine.hardware import Hardware, hardware
 from vopt.optimizer.environment import ModelFiles, find_model, vllm_version
 from vopt.optimizer.errors import EnvironmentLacks, SearchSpaceError, UsageError
 from vopt.optimizer.locks import held_gpu_locks
 from vopt.optimizer.options import BenchOptions, SpaceOptions
-from vopt.optimizer.report.deploy import argv_from_yaml
+from vopt.optimizer.secrecy import refuse_secret
 from vopt.optimizer.trial import EngineConfig
-from vopt.optimizer.typed_files import read_typed
 from vopt.search_spaces.arguments import Arguments, stored_arguments, stored_versions
 from vopt.search_spaces.choices import parse_setting, split_settings
 from vopt.search_spaces.circumstances import Circumstances
@@ -35,8 +31,6 @@ from vopt.search_spaces.shape import ModelShape
 from vopt.search_spaces.subject import Subject as SpaceSubject
 
 NEWEST = "0.33.0"
-
-CONTAINER_RUN = re.compile(rf"\b({'|'.join(CONTAINERS)})\b.*\brun\b.*vllm", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +106,7 @@ def find_subject(
         UsageError: a model, command or argument that cannot be meant.
         EnvironmentLacks: no vLLM, no GPU, no network where one is needed.
     """
+    refuse_typed(options)
     if probe is None:
         with VllmProbe(interpreter_of(options)) as probe:
             return find_subject(options, say, probe)
@@ -126,7 +121,7 @@ def find_subject(
         probe.wake()
         say(f"asking the vLLM of {python} for its arguments and for its view of the model")
     schema = find_arguments(probe, machine, options.vllm_version, installed=options.python is not None)
-    command = _command(options, schema)
+    command = command_in_use(options, schema, say)
     name = _model_name(options.model, command)
     fixed, front_end = _set_arguments(options.set, schema)
     model = find_model(name, revision=command.config.get("revision"), simulated=machine.simulated)
@@ -276,50 +271,6 @@ def find_arguments(probe: VllmProbe, machine: Machine, version: str | None, *, i
         )
         raise UsageError(f"--vllm-version {version}: {why}", hint="leave --vllm-version out")
     return probe.arguments(cache_root() / "arguments")
-
-
-def _command(options: SpaceOptions | BenchOptions, schema: Arguments) -> LaunchCommand:
-    """The command in use: words after ``--``, or the file of ``--from``; nothing else may stand there."""
-    words = list(options.command or ())
-    from_file: Path | None = getattr(options, "from_file", None)
-    if words and from_file is not None:
-        raise UsageError("the command in use is given twice: by --from and after --", hint="leave one of them out")
-    if from_file is not None:
-        return _command_of_file(from_file, schema)
-    if words and not _is_command(words, options):
-        raise UsageError(
-            f"{words[0]!r} is no option of vopt and no vllm command", hint="vopt search --goal throughput -- vllm serve MODEL …"
-        )
-    return parse_command(words, schema) if words else LaunchCommand(None, EngineConfig())
-
-
-def _is_command(words: Sequence[str], options: SpaceOptions | BenchOptions) -> bool:
-    if isinstance(options, BenchOptions) and words[0].startswith("-"):
-        return True
-    return any(Path(word).name in ("vllm", "python", "python3", *CONTAINERS) for word in words[:3]) or "=" in words[0]
-
-
-def _command_of_file(path: Path, schema: Arguments) -> LaunchCommand:
-    text = read_typed(path, "--from", hint="--from FILE that holds one vllm serve command, or vLLM's YAML")
-    if ("vllm" in text and "serve" in text) or "api_server" in text or CONTAINER_RUN.search(text):
-        return parse_command(serve_line(text, f"--from {path}"), schema)
-    return parse_command(argv_from_yaml(text), schema)
-
-
-def serve_line(text: str, where: str) -> str:
-    """The one command of a script: continuation lines joined, comments and ``exec`` left out."""
-    lines = [line.strip() for line in text.replace("\\\n", " ").splitlines()]
-    found = [
-        line
-        for line in lines
-        if not line.startswith("#") and ("vllm serve" in line or "api_server" in line or CONTAINER_RUN.search(line))
-    ]
-    if len(found) != 1:
-        raise UsageError(
-            f"{where}: holds {len(found)} 'vllm serve' commands; give a file with one",
-            hint="vllm serve MODEL --flag …   # one line, or several joined by a backslash",
-        )
-    return found[0].removeprefix("exec ")
 
 
 def _model_name(given: str | None, command: LaunchCommand) -> str:

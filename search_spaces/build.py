@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from vopt.search_spaces.bare_mode import limits_of, mode_changes
 from vopt.search_spaces.choices import Choices, merge_declarations
 from vopt.search_spaces.circumstances import Circumstances
 from vopt.search_spaces.evidence import WorkloadFacts
@@ -15,6 +16,7 @@ from vopt.search_spaces.memory import Calibration
 from vopt.search_spaces.parameter import Inactive, Parameter, Seed, same
 from vopt.search_spaces.parse import PriorSeed, SpaceFile, mode_file, mode_for
 from vopt.search_spaces.space import SearchSpace
+from vopt.search_spaces.splits import splits
 from vopt.search_spaces.subject import Subject, memory_check, model_facts
 
 __all__ = ["Subject", "build_space", "memory_check", "model_facts"]
@@ -69,14 +71,53 @@ def build_space(
         dormant=tuple(dormant),
         checks=(memory_check(subject, calibration),) if subject.shape is not None else (),
     )
-    wanted, others = _seeds(space, asked, rank), _seeds(space, (*(user.seeds if user else ()), *prior.seeds), rank)
-    space = replace(space, seeds=(*wanted, *(seed for seed in others if all(seed.point != one.point for one in wanted))))
+    carried = {name: value for name, value in of.baseline.items() if name not in space}
+    limits = limits_of((*active, *dormant), choices, user)
+    modes = mode_changes(subject, {**choices.set, **carried})
+    space = replace(space, facts={**space.facts, "keep": sorted(choices.keep), "limits": limits, "modes": modes})
+    space = replace(space, seeds=_all_seeds(space, asked, user.seeds if user else (), prior.seeds, rank))
     return space.with_learned(learned) if learned is not None else space
 
 
-def _seeds(
-    space: SearchSpace, priors: Sequence[PriorSeed], rank: Callable[[Mapping[str, Any]], float] | None
+Rank = Callable[[Mapping[str, Any]], float]
+
+
+def _all_seeds(
+    space: SearchSpace, asked: Sequence[PriorSeed], user: Sequence[PriorSeed], prior: Sequence[PriorSeed], rank: Rank | None
 ) -> tuple[Seed, ...]:
+    """What the user asked for, then the user's and the mode's priors. On several GPUs the widest split of the model comes
+    before these and the others between them; everything else stands on the best of the splits, since on fewer GPUs than there
+    are it would only show what idle GPUs cost."""
+    open_ = [one for one in splits(space) if not space.violations({**space.default_point(), **one.values})]
+    wide = _seeds(space, open_, None)
+    if not wide:
+        return _distinct(_seeds(space, asked, rank), _seeds(space, (*user, *prior), rank))
+    best = _split_of(space, _ranked(space, wide, rank)[0])
+
+    def on_best(priors: Sequence[PriorSeed]) -> tuple[Seed, ...]:
+        return _seeds(space, [replace(one, values={**best, **one.values}) for one in priors], rank)
+
+    return _distinct(on_best(asked), wide[:1], on_best(user), _ranked(space, wide[1:], rank), on_best(prior))
+
+
+def _distinct(*groups: Sequence[Seed]) -> tuple[Seed, ...]:
+    found: list[Seed] = []
+    for group in groups:
+        found += [seed for seed in group if all(seed.point != one.point for one in found)]
+    return tuple(found)
+
+
+def _split_of(space: SearchSpace, seed: Seed) -> dict[str, Any]:
+    return {name: value for name, value in seed.point.items() if not same(value, space[name].default)}
+
+
+def _ranked(space: SearchSpace, seeds: Sequence[Seed], rank: Rank | None) -> tuple[Seed, ...]:
+    if rank is None:
+        return tuple(seeds)
+    return tuple(sorted(seeds, key=lambda seed: -rank({**space.facts["set"], **space.config(seed.point)})))
+
+
+def _seeds(space: SearchSpace, priors: Sequence[PriorSeed], rank: Rank | None) -> tuple[Seed, ...]:
     """The priors that lie in the space and differ from the default, repaired; best rank first where there is one."""
     found: list[Seed] = []
     taken = [space.default_point()]
@@ -89,6 +130,4 @@ def _seeds(
             continue
         taken.append(point)
         found.append(Seed(point, f"{prior.why} ({prior.source})" + (f"; {'; '.join(notes)}" if notes else "")))
-    if rank is not None:
-        found.sort(key=lambda seed: -rank({**space.facts["set"], **space.config(seed.point)}))
-    return tuple(found)
+    return _ranked(space, found, rank)

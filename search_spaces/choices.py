@@ -15,13 +15,15 @@ from vopt.search_spaces.speculation import SpeculationError, expand
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """``vary``: name -> values (``None``: those of ``base.toml`` or of vLLM); ``set`` is in every trial, baseline included."""
+    """``vary``: name -> values (``None``: those of ``base.toml`` or of vLLM); ``set`` is in every trial, baseline included.
+    ``unmodelled`` are left alone by a simulation, not by the user."""
 
     vary: Mapping[str, tuple[Any, ...] | None] = field(default_factory=dict)
     keep: frozenset[str] = frozenset()
     allow_lossy: frozenset[str] = frozenset()
     allow_contract: frozenset[str] = frozenset()
     set: Mapping[str, Any] = field(default_factory=dict)
+    unmodelled: frozenset[str] = frozenset()
 
 
 def parse_choices(

@@ -41,7 +41,8 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The arguments after vLLM's defaults were applied. ``capture_size`` is 0 when no CUDA graphs are captured."""
+    """The arguments after vLLM's defaults were applied. ``capture_size`` is 0 when no CUDA graphs are captured; ``compiles``
+    says whether Inductor compiles the model."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -66,6 +67,7 @@ class Resolved:
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks: int | None = None
     cpu_offload_bytes: int = 0
+    compiles: bool = True
 
     @property
     def speculative_tokens(self) -> int:
@@ -131,6 +133,7 @@ def resolve(shape: ModelShape, gpu: Gpu, arguments: Mapping[str, Any], version: 
         kv_cache_memory_bytes=arguments.get("kv_cache_memory_bytes"),
         num_gpu_blocks=arguments.get("num_gpu_blocks_override"),
         cpu_offload_bytes=round(float(arguments.get("cpu_offload_gb") or 0) * GIB),
+        compiles=not eager,
     )
 
 

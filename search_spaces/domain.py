@@ -6,8 +6,10 @@ from typing import Any
 
 from vopt.search_spaces.circumstances import Circumstances
 from vopt.search_spaces.declaration import Declaration, Narrowing
+from vopt.search_spaces.evidence import less_cache
 from vopt.search_spaces.memory import Possible, can_start
 from vopt.search_spaces.parameter import Bound, Parameter, same
+from vopt.search_spaces.relief import SHARE
 from vopt.search_spaces.speculation import method
 
 
@@ -36,6 +38,8 @@ class Domains:
                         bounds.append(Bound(_narrowing_text(narrowing), narrowing.source))
                     values = kept
             values = self._by_load(d, values, default, bounds)
+            if d.name == SHARE and any(v < default for v in values):
+                bounds.append(Bound(less_cache(default), "kv_pressure"))
         if d.ordered and all(isinstance(v, (int, float)) for v in values):
             values.sort()
         return Parameter(

@@ -17,6 +17,10 @@ QUEUED = 0.02
 FILLED = 0.05
 SMALL_BATCH = 32
 SOURCE = "baseline's counters"
+NOTHING_STATED = "the workload says nothing of beginnings that prompts share; real traffic may reuse much"
+NOTHING_STATED_HYBRID = f"{NOTHING_STATED}; without any, off leaves room for more requests: --vary enable_prefix_caching"
+"""Off would win on a hybrid whose workload is lengths alone, for want of anything to reuse, and lose wherever prompts have a
+system prompt or a history in common. A workload that states its reuse, if only as none, is evidence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,8 @@ class WorkloadFacts:
     """What is known of the load before an engine starts. Lengths are tokens; ``None``: not known.
 
     ``concurrency`` is set for closed loops of a fixed width (``None``: found on the baseline); ``shared_prefix_tokens`` is
-    the declared or measured prefix that requests share. ``dummy_weights`` with ``acceptance_length``: speculation is
+    the declared or measured prefix that requests share, ``states_reuse`` whether the workload says anything of it: a
+    built-in one does not. ``dummy_weights`` with ``acceptance_length``: speculation is
     accepted synthetically at that length.
     """
 
@@ -34,6 +39,7 @@ class WorkloadFacts:
     longest_total: int | None = None
     concurrency: int | None = None
     shared_prefix_tokens: int = 0
+    states_reuse: bool = True
     natural_text: bool = True
     dummy_weights: bool = False
     acceptance_length: float | None = None
@@ -90,6 +96,8 @@ def _kv_pressure(around: Surroundings) -> Evidence:
 def _prefix_caching(around: Surroundings) -> Evidence:
     shared, on = around.workload.shared_prefix_tokens, bool(around.resolved.get("enable_prefix_caching"))
     block = around.hybrid_block or 16
+    if not shared and not around.workload.states_reuse:
+        return Evidence(False, NOTHING_STATED_HYBRID if around.hybrid and on else NOTHING_STATED, "prefix_caching")
     if around.hybrid and on and shared < block:
         return Evidence(True)  # nothing to hit, and the cached states cost resident requests: off is worth a look
     if shared >= block and not on:
@@ -159,6 +167,11 @@ _JUDGES = {
     "queue": _measured_only("queue"),
     "token_budget": _measured_only("token_budget"),
 }
+
+
+def less_cache(share: float) -> str:
+    """Why ``gpu_memory_utilization`` is not searched downwards."""
+    return f"at least {share:g}, unless an engine runs out of memory: less KV cache never serves more requests"
 
 
 def pressures(counters: BaselineFacts, space: SearchSpace) -> dict[str, str]:

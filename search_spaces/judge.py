@@ -54,7 +54,7 @@ class Judge:
         own = argument_of(d.name)
         if d.name in self.of.choices.set or own in self.of.choices.set:
             return f"set by you to {self.of.choices.set.get(d.name, self.of.choices.set.get(own))!r}"
-        if d.name in self.of.choices.keep:
+        if d.name in self.of.choices.keep | self.of.choices.unmodelled:
             return "kept at vLLM's default by you"
         return d.never if d.never and not d.asked else None
 

@@ -1,7 +1,7 @@
 """What fits: weights, KV cache and concurrency of a configuration on a device, and whether its engine can start at all.
 
-Only exact arithmetic rejects. Weights and cache layout are exact; what is left over for the cache is not, because
-activations, CUDA graphs and the driver's share are estimates until an engine of this study has started and said so.
+Only exact arithmetic rejects. Weights and cache layout are exact; what is left over for the cache is not, because the peak
+of profiling, CUDA graphs and the driver's share are estimates until an engine of this study has started and said so.
 """
 
 from __future__ import annotations
@@ -12,60 +12,23 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from vopt.search_spaces.defaults import GIB, LATEST_VERSION, Gpu, Resolved, capture_sizes, resolve
+from vopt.search_spaces.defaults import GIB, LATEST_VERSION, Gpu, Resolved, resolve
 from vopt.search_spaces.kv_cache import KvLayout, kv_layout
+from vopt.search_spaces.on_load import loaded
+from vopt.search_spaces.overhead import Overhead, overhead_estimate, shown_bytes
 from vopt.search_spaces.shape import ModelShape
 
-__all__ = ["GIB", "Calibration", "Gpu", "MemoryPlan", "Possible", "Verdict", "can_start", "memory_plan", "overhead_estimate"]
+__all__ = ["GIB", "Calibration", "Gpu", "MemoryPlan", "Possible", "Verdict", "can_start", "memory_plan"]
 
 MARGIN = 0.05
 """What a hard reject must clear: it never rests on a difference smaller than this."""
 
 START_MARGIN = 0.01
-"""By how much of the memory it may use a start's cache differs from that of another (two of Qwen3-8B on an H200: 0.3 %; on a
-CPU the process itself varies by tens of MB)."""
+"""By how much of the memory it may use a start's cache differs from that of another (0.9 % between two of Qwen3.5-9B on an
+H200, one of which compiled; on a CPU the process itself varies by tens of MB)."""
 
 WEIGHT_MARGIN = 0.01
 """How far the weights' size may be off: vectors are not counted, and checkpoints keep small modules unquantized."""
-
-NON_TORCH_BYTES = round(0.15 * GIB)
-"""CUDA context and libraries at tensor parallel size 1 (0.15-0.27 GiB in published profiles)."""
-
-NON_TORCH_PARALLEL_BYTES = round(0.9 * GIB)
-"""The same with communicators (0.6-2.1 GiB published)."""
-
-GRAPH_BYTES_PER_LAYER = 0.21e6
-"""CUDA-graph memory of one captured size in one layer; with the activations it gives the 814 368 tokens of KV cache that
-vLLM 0.22.1 reported for Qwen3-8B on an H200 (measured)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Overhead:
-    """Estimated bytes that neither weights nor cache take, by cause."""
-
-    activation: int
-    sampler: int
-    graphs: int
-    driver: int
-
-    @property
-    def total(self) -> int:
-        return self.activation + self.sampler + self.graphs + self.driver
-
-
-def overhead_estimate(shape: ModelShape, resolved: Resolved) -> Overhead:
-    """Peak activations of a full batch, logits of a full sampler batch, CUDA graphs and the driver's own share."""
-    experts = shape.experts
-    width = shape.ffn if experts is None else experts.per_token * experts.width + experts.shared_width
-    tokens = resolved.max_num_batched_tokens
-    activation = tokens * (3 * width / resolved.tensor + 4 * shape.hidden) * 2
-    rows = min(resolved.max_num_seqs * (1 + resolved.speculative_tokens), tokens)
-    sampler = rows * shape.vocab * 6  # bfloat16 logits and their float32 copy
-    sizes = len(capture_sizes(resolved.capture_size, resolved.performance_mode))
-    graphs = sizes * shape.layers * GRAPH_BYTES_PER_LAYER * (2 if resolved.speculation else 1)
-    parallel = resolved.tensor * resolved.pipeline > 1
-    driver = NON_TORCH_PARALLEL_BYTES if parallel else NON_TORCH_BYTES
-    return Overhead(round(activation), round(sampler), round(graphs), driver)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +46,22 @@ class Calibration:
     observations: tuple[Observation, ...] = ()
 
     def learn(
-        self, shape: ModelShape, gpu: Gpu, arguments: Mapping[str, Any], kv_cache_bytes: int, version: str = LATEST_VERSION
+        self,
+        shape: ModelShape,
+        gpu: Gpu,
+        arguments: Mapping[str, Any],
+        kv_cache_bytes: int,
+        version: str = LATEST_VERSION,
+        *,
+        compiled: bool = False,
     ) -> Calibration:
-        """This and one start that reported ``kv_cache_bytes`` of KV cache per rank."""
+        """This and one start that reported ``kv_cache_bytes`` of KV cache per rank; ``compiled``: its compile key was known."""
+        shape = loaded(shape, arguments, version)
         resolved = resolve(shape, gpu, arguments, version)
         if resolved.kv_cache_memory_bytes is not None:
             return self  # the size was given, not what was left over
-        estimated = overhead_estimate(shape, resolved).total
-        actual = round(resolved.gpu_memory_utilization * gpu.memory_bytes) - _weights(shape, resolved) - kv_cache_bytes
+        estimated = overhead_estimate(shape, gpu, resolved, version, compiled=compiled).total
+        actual = _limit(gpu, resolved) - _weights(shape, resolved) - kv_cache_bytes
         return replace(self, observations=(*self.observations, Observation(estimated, actual)))
 
     def overhead(self, estimate: Overhead) -> float:
@@ -161,13 +132,15 @@ def memory_plan(
     arguments: Mapping[str, Any],
     version: str = LATEST_VERSION,
     calibration: Calibration | None = None,
+    *,
+    compiled: bool = False,
 ) -> MemoryPlan:
-    """The memory of one configuration."""
-    calibration = calibration or Calibration()
+    """The memory of one configuration. ``compiled``: an earlier start has compiled it, which leaves more for the cache."""
+    calibration, shape = calibration or Calibration(), loaded(shape, arguments, version)
     resolved = resolve(shape, gpu, arguments, version)
-    estimate = overhead_estimate(shape, resolved)
+    estimate = overhead_estimate(shape, gpu, resolved, version, compiled=compiled)
     weights = _weights(shape, resolved)
-    limit = int(resolved.gpu_memory_utilization * gpu.memory_bytes)
+    limit = _limit(gpu, resolved)
     overhead = round(calibration.overhead(estimate))
     given = resolved.kv_cache_memory_bytes
     return MemoryPlan(
@@ -181,6 +154,10 @@ def memory_plan(
         overhead=estimate,
         calibrated=calibration.known,
     )
+
+
+def _limit(gpu: Gpu, resolved: Resolved) -> int:
+    return int(resolved.gpu_memory_utilization * shown_bytes(gpu))
 
 
 def _weights(shape: ModelShape, resolved: Resolved) -> int:
@@ -213,12 +190,14 @@ def can_start(
     arguments: Mapping[str, Any],
     version: str = LATEST_VERSION,
     calibration: Calibration | None = None,
+    *,
+    exact: bool = False,
 ) -> Verdict:
     """Whether a configuration's engine can start.
 
     ``CANNOT`` rests on the most that the cache could get and clears a margin of 5 % (on a calibrated study: on the learnt
     size, with the same margin and what starts differ by); ``CAN`` needs the estimate to fit by the same margin; between
-    them lies ``UNKNOWN``.
+    them lies ``UNKNOWN``. ``exact``: the estimate is the truth, as for a simulated engine, and nothing lies between.
     """
     plan = memory_plan(shape, gpu, arguments, version, calibration)
     resolved, layout = plan.resolved, plan.layout
@@ -233,8 +212,12 @@ def can_start(
     if plan.weight_bytes * (1 - WEIGHT_MARGIN) > plan.limit_bytes:
         reason = f"weights take {plan.weight_bytes / GIB:.1f} GiB a rank, {plan.limit_bytes / GIB:.1f} GiB may be used"
         return Verdict(Possible.CANNOT, reason, numbers)
+    if exact and plan.kv_bytes <= 0:
+        return Verdict(Possible.CANNOT, "weights and activations leave no memory for the KV cache", numbers)
     if resolved.num_gpu_blocks is not None:
         at_most = float(resolved.num_gpu_blocks)
+    elif exact:
+        at_most = float(plan.blocks)
     elif plan.calibrated:
         most = plan.kv_bytes + MARGIN * max(0, plan.kv_bytes) + START_MARGIN * plan.limit_bytes
         at_most = max(0.0, most / layout.block_bytes)
@@ -250,9 +233,12 @@ def can_start(
     if _needs_state_blocks(shape, resolved) and resolved.max_num_seqs > at_most:
         reason = f"max_num_seqs {resolved.max_num_seqs} exceeds the {int(at_most)} state blocks that can fit (CUDA graphs)"
         return Verdict(Possible.CANNOT, reason, numbers, {"max_num_seqs": max(1, plan.blocks)})
-    tight = plan.blocks * (1 - MARGIN)
+    tight = plan.blocks * (1 if exact else 1 - MARGIN)
     if plan.kv_bytes <= 0 or (needed > tight and not auto_length):
-        return Verdict(Possible.UNKNOWN, "the KV cache may be too small for max_model_len", numbers)
+        reason = (
+            f"one request of max_model_len {resolved.max_model_len} needs {needed} KV blocks, about {plan.blocks} are expected"
+        )
+        return Verdict(Possible.UNKNOWN, f"the KV cache may be too small for max_model_len: {reason}", numbers)
     if _needs_state_blocks(shape, resolved) and resolved.max_num_seqs > tight:
         return Verdict(Possible.UNKNOWN, "max_num_seqs is close to the number of state blocks", numbers)
     return Verdict(Possible.CAN, f"{plan.kv_bytes / GIB:.1f} GiB are left for the KV cache", numbers)

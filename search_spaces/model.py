@@ -109,6 +109,7 @@ def shape_from_config(config: Config, name: str = "") -> ModelShape:
         raise ShapeError("the weights' size", f"dtype {dtype!r} is not one whose size is known here")
     vision = config.get("vision_config")
     experts = _experts(text, layers, kind)
+    head_dim = integer(text, "head_dim", default=hidden // q_heads)
     return ModelShape(
         name=name or str(config.get("_name_or_path") or outer),
         model_type=kind,
@@ -116,7 +117,7 @@ def shape_from_config(config: Config, name: str = "") -> ModelShape:
         layer_kinds=kinds,
         q_heads=q_heads,
         kv_heads=integer(text, "num_key_value_heads", default=q_heads),
-        head_dim=integer(text, "head_dim", default=hidden // q_heads),
+        head_dim=head_dim,
         ffn=integer(text, "intermediate_size", default=0 if experts and experts.layers == layers else None),
         vocab=integer(text, "vocab_size"),
         max_position=_max_position(text),
@@ -131,6 +132,7 @@ def shape_from_config(config: Config, name: str = "") -> ModelShape:
         quantization=read_quantization(section(config, "quantization_config") or section(text, "quantization_config"), dtype),
         multimodal=isinstance(vision, Mapping),
         vision_params=_vision_params(vision) if isinstance(vision, Mapping) else 0,
+        rotary_values=_rotary_values(text, kind, head_dim),
     )
 
 
@@ -151,6 +153,18 @@ def _max_position(text: Config) -> int:
             raise ShapeError("max_position_embeddings", f"rope_scaling.factor = {factor!r} is not a number from 1 on")
         return max(length, int(integer(scaling, "original_max_position_embeddings") * factor))
     return length
+
+
+def _rotary_values(text: Config, kind: str, head_dim: int) -> int:
+    """Positions times width. Three-dimensional positions get four times as many (vLLM's ``rotary_embedding/mrope.py``), and
+    Qwen3-Next and Qwen3.5 rotate a quarter of each head unless they say otherwise (``configs/qwen3_5.py``)."""
+    rope = section(text, "rope_parameters") or section(text, "rope_scaling")
+    share = rope.get("partial_rotary_factor", text.get("partial_rotary_factor"))
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+        share = 0.25 if kind.startswith(("qwen3_next", "qwen3_5")) else 1.0
+    width = count(text, "qk_rope_head_dim") or int(head_dim * share)
+    many = "mrope_section" in rope or kind.startswith(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"))
+    return integer(text, "max_position_embeddings") * width * (4 if many else 1)
 
 
 def _tied_by_default(kind: str) -> bool:

@@ -83,11 +83,18 @@ def size_below_one(s: Settings) -> Violation | None:
     return None
 
 
+LENGTH_OVERRIDES = frozenset({"rope_parameters", "rope_scaling", "max_position_embeddings", "text_config"})
+"""Keys of ``hf_overrides`` that change how long a model's contexts may be."""
+
+
 @rule
 def length_above_model(s: Settings) -> Violation | None:
     length, most = s.given("max_model_len"), s.model.get("max_position")
     if length is None or most is None or length <= most or str(s.given("env:VLLM_ALLOW_LONG_MAX_MODEL_LEN")) == "1":
         return None
+    overrides = s.given("hf_overrides")
+    if isinstance(overrides, dict) and LENGTH_OVERRIDES & set(overrides):
+        return None  # the length that the model then has is vLLM's to say
     detail = f"max_model_len {length} is above the {most} of the model's config.json"
     return Violation("length_above_model", detail, {"max_model_len": most})
 

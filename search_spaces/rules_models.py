@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vopt.search_spaces.on_load import refusal
 from vopt.search_spaces.parameter import Violation
 from vopt.search_spaces.settings import Rule, Settings, collector
 
@@ -77,10 +78,25 @@ def state_dtype_too_new(s: Settings) -> Violation | None:
 @rule
 def quantized_twice(s: Settings) -> Violation | None:
     method, asked = s.model.get("quantization"), s.given("quantization")
-    if not method or asked in (None, "none", method):
+    if not method or not refusal(method, _quantization(s)):
         return None
     detail = f"the checkpoint is quantized with {method}; quantization {asked!r} cannot be put on it"
     return Violation("quantized_twice", detail, {"quantization": None})
+
+
+@rule
+def quantization_without_checkpoint(s: Settings) -> Violation | None:
+    """``get_quant_config`` (``model_loader/weight_utils.py``), called while the configuration is made."""
+    if not s.model or s.model.get("quantization") or not (words := refusal(None, _quantization(s))):
+        return None
+    detail = (
+        f"the checkpoint's weights are not quantized, and quantization {s.given('quantization')!r} needs one that is ({words})"
+    )
+    return Violation("quantization_without_checkpoint", detail, {"quantization": None})
+
+
+def _quantization(s: Settings) -> dict[str, object]:
+    return {name: s.given(name) for name in ("quantization", "quantization_config", "allow_deprecated_quantization")}
 
 
 @rule

@@ -80,12 +80,14 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """Stored weights: ``bytes_per_weight`` with scales included, and the components left in the model's own dtype."""
+    """Weights in memory: ``bytes_per_weight`` with scales included, and the components left in the model's own dtype.
+    ``weight_only``: they are known to be multiplied in 16 bits."""
 
     method: str
     bits: float
     bytes_per_weight: float
     kept: frozenset[str] = frozenset()
+    weight_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ class ModelShape:
     """A decoder-only language model, perhaps with a vision tower.
 
     ``layer_kinds`` has one entry per decoder layer. ``mtp_layers`` are extra layers for multi-token prediction; they are
-    loaded only when speculation uses them. ``max_position`` is the context length that the checkpoint allows.
+    loaded only when speculation uses them. ``max_position`` is the context length that the checkpoint allows;
+    ``rotary_values`` are the entries of the table of sines and cosines that vLLM keeps for it.
     """
 
     name: str
@@ -117,6 +120,7 @@ class ModelShape:
     quantization: Quantization | None = None
     multimodal: bool = False
     vision_params: int = 0
+    rotary_values: int = 0
 
     @property
     def layers(self) -> int:

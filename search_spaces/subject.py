@@ -10,6 +10,7 @@ from vopt.search_spaces.arguments import Arguments
 from vopt.search_spaces.defaults import Gpu
 from vopt.search_spaces.memory import Calibration, Possible, can_start
 from vopt.search_spaces.parameter import Violation
+from vopt.search_spaces.relief import Fit
 from vopt.search_spaces.shape import ModelShape
 from vopt.search_spaces.space import Check
 
@@ -39,6 +40,14 @@ def memory_check(subject: Subject, calibration: Calibration | None = None) -> Ch
         return Violation("memory", verdict.reason, verdict.repair)
 
     return check
+
+
+def memory_fit(subject: Subject, calibration: Calibration | None = None) -> Fit | None:
+    """Whether memory suffices, by the same arithmetic; ``None`` where the model's shape is not known."""
+    shape = subject.shape
+    if shape is None:
+        return None
+    return lambda config: can_start(shape, subject.gpu, config, subject.arguments.version, calibration).possible
 
 
 def model_facts(shape: ModelShape | None) -> dict[str, Any]:

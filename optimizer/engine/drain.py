@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from vopt.optimizer.secrecy import clean_text, known_secrets, url_passwords
+
 CHUNK_BYTES = 1 << 20
 MOST_BEHIND_BYTES = 32 << 20
 GIVE_BACK_BYTES = 4 << 20
@@ -30,8 +32,11 @@ STRUCK = "[struck out]"
 
 
 def secrets_in(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The values of variables whose names say that they are secret; longest first, so that none hides inside another."""
+    """The values of variables that are secret by their names, and what is secret in the others (a password in a URL); longest
+    first, so that none hides inside another."""
     found = {value for name, value in environment.items() if SECRET_NAME.search(name) and len(value) >= 8}
+    found |= {value for value in known_secrets(environment) if len(value) >= 8}
+    found |= {secret for value in environment.values() for secret in url_passwords(value) if len(secret) >= 8}
     return tuple(sorted(found, key=len, reverse=True))
 
 
@@ -39,7 +44,7 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     """``text`` with known secrets and whatever looks like a token, key or password struck out."""
     for secret in secrets:
         text = text.replace(secret, STRUCK)
-    return _SECRET_TEXT.sub(lambda match: (match["before"] or "") + STRUCK, text)
+    return clean_text(_SECRET_TEXT.sub(lambda match: (match["before"] or "") + STRUCK, text), mark=STRUCK)
 
 
 class Drain:

@@ -20,6 +20,8 @@ MODULES = (
     "objectives/records.py",
     "objectives/steadiness.py",
     "optimizer/__init__.py",
+    "optimizer/errors.py",
+    "optimizer/secrecy.py",
     "optimizer/trial.py",
     "optimizer/engine/__init__.py",
     "optimizer/engine/base.py",

@@ -17,6 +17,7 @@ from vopt.optimizer.engine.hardware import Hardware
 from vopt.search_spaces.defaults import LATEST_VERSION, Resolved, capture_sizes
 from vopt.search_spaces.kv_cache import state_bytes, token_bytes
 from vopt.search_spaces.memory import MemoryPlan, memory_plan
+from vopt.search_spaces.on_load import loaded
 from vopt.search_spaces.shape import DTYPE_BYTES, LayerKind, ModelShape
 
 BANDWIDTH_SHARE = 0.72
@@ -45,13 +46,14 @@ tokens/s of Qwen3-8B at 400 in flight, which 60 us would not allow."""
 SYNC_STEP_S = 1.0e-3
 """What a step costs more when the scheduler waits for its results first."""
 SYNC_SEQUENCE_S = 4e-6
-MIXED_LAYER_S = 2.05e-3
-"""What a step that holds prompt tokens costs more in each gated-delta-net layer: its kernels run outside the graphs."""
-MIXED_BUDGET_EXPONENT = 0.20
-"""How that falls with the token budget relative to 8192: twice the budget gave +10.8 % in the full window and a p99
-TTFT lower by 10 % on Qwen3.5-9B (measured); the dense model showed nothing. The cause was not isolated."""
-MIXED_BUDGETS = (2048, 16384)
-"""Budgets between which that holds: nothing was measured above, so a larger budget gains nothing more."""
+MIXED_LAYER_S = 2.3e-3
+"""What a step that holds prompt tokens costs more in each gated-delta-net layer: its kernels run outside the graphs (fit:
+bursts of 400 and a closed loop of 256 of Qwen3.5-9B).
+
+It does not depend on the token budget, only on how many such steps there are. Twice the budget gave Qwen3.5-9B +10.8 % between
+2 and 8 s of a burst of 400 (measured), because half as many full steps took its prompts in: that comes out without any term of
+its own. Where no step fills the budget, twice of it lost 3.8 % (256 in flight, H200) or changed 0.2 % (512, published, H100).
+"""
 ALL_REDUCE_S = 8e-6
 HASH_TOKEN_S = 0.05e-6
 """Prefix caching: hashing one prompt token."""
@@ -89,7 +91,8 @@ class StepTime:
         other_bytes = sum(parts[part] * shape.bytes_per_weight(part) for part in others)
         other_bytes += parts["embeddings"] * shape.bytes_per_weight("embeddings") if shape.tied else 0
         self._other_bytes = other_bytes / tensor
-        eight_bit = shape.quantization is not None and shape.quantization.bits == 8
+        stored = shape.quantization
+        eight_bit = stored is not None and stored.bits == 8 and not stored.weight_only
         peak = hardware.fp8_flops if eight_bit else hardware.bf16_flops
         head = parts["head"] or parts["embeddings"]
         share = EXPERTS_SHARE if experts else DENSE_SHARE
@@ -108,9 +111,7 @@ class StepTime:
         attention_layers = shape.layers - linear_layers
         per_pair = 4 * shape.q_heads * shape.head_dim * attention_layers / tensor
         self._pair_s = per_pair / (ATTENTION_SHARE * hardware.bf16_flops)
-        seen = min(MIXED_BUDGETS[1], max(MIXED_BUDGETS[0], resolved.max_num_batched_tokens))
-        budget = (8192 / seen) ** MIXED_BUDGET_EXPONENT
-        self._mixed_s = linear_layers * MIXED_LAYER_S * budget
+        self._mixed_s = linear_layers * MIXED_LAYER_S
         self._layers = shape.layers
         self._reduce_token_s = 0.0
         self._reduce_s = 0.0
@@ -198,6 +199,7 @@ def estimate(
     as keep them coming; requests beyond those resident wait.
     """
     plan: MemoryPlan = memory_plan(shape, hardware.gpu, arguments, version)
+    shape = loaded(shape, arguments, version)
     resolved = plan.resolved
     prompt = sum(p for p, _ in lengths) / len(lengths)
     output = max(1.0, sum(o for _, o in lengths) / len(lengths))

@@ -29,8 +29,9 @@ from vopt.optimizer.load.plan import LoadPlan
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.load.virtual_time import run_virtual
 from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Phase, StartClass, Started, TrialSpec
-from vopt.search_spaces.defaults import LATEST_VERSION, Resolved, capture_sizes
+from vopt.search_spaces.defaults import LATEST_VERSION, Resolved, capture_sizes, resolve
 from vopt.search_spaces.memory import MemoryPlan, memory_plan
+from vopt.search_spaces.on_load import loaded
 from vopt.search_spaces.shape import ModelShape
 
 __all__ = ["MODELLED", "Noise", "SimulatedCaches", "SimulatedSession"]
@@ -56,6 +57,7 @@ MODELLED = frozenset(
         "num_gpu_blocks_override",
         "performance_mode",
         "pipeline_parallel_size",
+        "quantization",
         "speculative_config",
         "stream_interval",
         "tensor_parallel_size",
@@ -67,10 +69,6 @@ All others are accepted and change nothing but, some of them, how long a start t
 alone. Of ``optimization_level`` and ``cudagraph_mode`` only "no graphs at all" shows, of ``cudagraph_capture_sizes`` only
 the largest, of ``cpu_offload_gb`` only the memory: too little to search them by.
 """
-
-WARM_KV_GAIN = 0.0028
-"""A dense model's KV cache is that much larger once its caches are warm (814 368 -> 816 640 tokens, measured)."""
-
 
 TICK_S = 5.0
 TICKS = 120
@@ -135,12 +133,11 @@ class SimulatedSession:
     def start(self, on_phase: OnPhase) -> Started:
         spec, shape = self._spec, self._shape
         on_phase(Phase.START, f"simulated {self._hardware.driver_name}: starting {spec.model}")
-        plan = memory_plan(shape, self._hardware.gpu, spec.arguments, self._version)
-        resolved = plan.resolved
+        resolved = resolve(shape, self._hardware.gpu, spec.arguments, self._version)
         key = compile_key(shape, spec.arguments, resolved, self._version)
         start_class = self._caches.start_class(shape, key)
-        if start_class is not StartClass.FIRST and not shape.hybrid and resolved.kv_cache_memory_bytes is None:
-            plan = replace(plan, kv_bytes=round(plan.kv_bytes * (1 + WARM_KV_GAIN)))
+        compiled = start_class is StartClass.KNOWN_KEY
+        plan = memory_plan(shape, self._hardware.gpu, spec.arguments, self._version, compiled=compiled)
         parts = self._parts(plan, start_class)
         failed = start_failure(shape, self._hardware.gpu, spec.arguments, plan, self._gpus)
         if failed is not None:
@@ -201,12 +198,19 @@ class SimulatedSession:
             self._shape,
             plan.resolved,
             start_class,
-            weight_bytes=plan.weight_bytes,
+            weight_bytes=self._stored_bytes(plan),
             dummy=arguments.get("load_format") == "dummy",
             eager=_eager(arguments.get("enforce_eager"), arguments.get("optimization_level")),
         )
         spread = random.Random(f"start {self._seed}").gauss(0.0, 0.03) if self._noise.restart else 0.0
         return {part: seconds * math.exp(spread) for part, seconds in parts.items()}
+
+    def _stored_bytes(self, plan: MemoryPlan) -> int:
+        """What is read: weights that are quantized at load are stored larger than they are held."""
+        if self._spec.arguments.get("quantization") is None:
+            return plan.weight_bytes
+        stored = {name: value for name, value in self._spec.arguments.items() if name != "quantization"}
+        return memory_plan(self._shape, self._hardware.gpu, stored, self._version).weight_bytes
 
     @property
     def _seed(self) -> str:
@@ -221,7 +225,7 @@ class SimulatedSession:
             resolved,
             plan.layout,
             plan.blocks,
-            StepTime(self._shape, self._hardware, resolved, eager=eager),
+            StepTime(loaded(self._shape, arguments, self._version), self._hardware, resolved, eager=eager),
             # Drawn by request alone: the same request is as easy to predict in every trial.
             draw_steps=speculative_steps(speculation, normals("acceptance")) if speculation else None,
             jitter=self._noise.jitter(self._seed),

@@ -9,10 +9,10 @@ from vopt.objectives.records import CounterSample, RequestFailure, RequestFailur
 from vopt.optimizer.engine.simulated_failures import FIRST_WAVE, CrashRegion
 from vopt.optimizer.engine.simulated_flight import Flight, record, since
 from vopt.optimizer.engine.simulated_scheduler import Scheduler
-from vopt.optimizer.engine.simulated_state import Run, Sequence
+from vopt.optimizer.engine.simulated_state import Beginnings, Run, Sequence
 from vopt.optimizer.load.ledger import Progress
 from vopt.optimizer.load.plan import Request
-from vopt.optimizer.load.source import RequestSource, room_for_prefix
+from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.trial import FailureKind
 
 OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB."
@@ -164,7 +164,7 @@ class SimulatedEngine:
             output, errors = max(1, output // 2), True
         self._number += 1
         prompt = max(1, request.prompt_tokens)
-        return Sequence(self._number, request.index, prompt, output, now_s, self._prefix(request)), errors
+        return Sequence(self._number, request.index, prompt, output, now_s, self._beginnings(request)), errors
 
     def _region(self) -> CrashRegion | None:
         """The crash region that the load has entered: its first wave must have finished."""
@@ -172,21 +172,11 @@ class SimulatedEngine:
             return None
         return next((region for region in self._regions if region.holds(self._peak)), None)
 
-    def _prefix(self, request: Request) -> tuple[int, int] | None:
-        """(key, tokens) of what a prompt shares: the earlier turns of its session, else a declared prefix."""
-        source = self._source
-        if source is None:
-            return None
-        visit, _ = source.place(request.index)
-        if source.turns:
-            return -visit - 1, request.prompt_tokens
-        if source.shared_prefixes:
-            key = visit % len(source.shared_prefixes)
-            return key, min(len(source.shared_prefixes[key]), room_for_prefix(request.prompt_tokens))
-        if source.header_at:
-            key = visit % len(source.header_at)
-            return key, source.header_at[key]
-        return None
+    def _beginnings(self, request: Request) -> Beginnings:
+        """What a prompt shares with others; of no use without a cache of them."""
+        if self._source is None or not self._scheduler.resolved.prefix_caching:
+            return ()
+        return self._source.beginnings(request.index, request.prompt_tokens)
 
     # Steps
 

@@ -10,12 +10,14 @@ from typing import Any
 from vopt.optimizer.trial import Failed, FailureKind, Phase
 from vopt.search_spaces.defaults import GIB, Resolved
 from vopt.search_spaces.memory import Gpu, MemoryPlan
+from vopt.search_spaces.on_load import refusal
+from vopt.search_spaces.overhead import shown_bytes
 from vopt.search_spaces.shape import ModelShape
 
 SPECULATION_METHODS = frozenset({"mtp", "ngram", "ngram_gpu", "eagle", "eagle3", "draft_model", "suffix"})
 
 DRIVER_SHARE = 0.004
-"""Part of the device's memory that the driver holds before an engine starts."""
+"""Part of the memory that CUDA shows of a device which is taken before an engine starts."""
 
 LOAD_RESERVE_BYTES = round(0.75 * GIB)
 """What fragmentation and late allocations take beyond the profile: less than that left free and the load runs out."""
@@ -103,6 +105,9 @@ def _config(shape: ModelShape, r: Resolved, arguments: Mapping[str, Any], gpus: 
     if r.speculation is not None and 0 < r.capture_size < query:
         detail = f"No valid cudagraph sizes after rounding to multiple of {query} (num_speculative_tokens + 1)"
         return _failed(FailureKind.GRAPH_CAPTURE, detail, {"max_cudagraph_capture_size": {"at_least": query}})
+    own = shape.quantization.method if shape.quantization else None
+    if refused := refusal(own, arguments):
+        return _failed(invalid, refused)
     dtype = str(arguments.get("kv_cache_dtype") or "auto")
     if dtype in ("float16", "bfloat16") and dtype != shape.dtype:
         return _failed(invalid, f"kv_cache_dtype {dtype} must equal the model's dtype {shape.dtype}")
@@ -129,10 +134,11 @@ def _speculation(shape: ModelShape, r: Resolved) -> Failed | None:
 
 def _memory(shape: ModelShape, gpu: Gpu, plan: MemoryPlan) -> Failed | None:
     r, layout = plan.resolved, plan.layout
-    free = gpu.memory_bytes * (1 - DRIVER_SHARE)
+    shown = shown_bytes(gpu)
+    free = shown * (1 - DRIVER_SHARE)
     if plan.limit_bytes > free and r.kv_cache_memory_bytes is None:
         detail = (
-            f"Free memory on device cuda:0 ({free / GIB:.2f}/{gpu.memory_bytes / GIB:.2f} GiB) on startup is less than "
+            f"Free memory on device cuda:0 ({free / GIB:.2f}/{shown / GIB:.2f} GiB) on startup is less than "
             f"desired GPU memory utilization ({r.gpu_memory_utilization}, {plan.limit_bytes / GIB:.2f} GiB). Decrease GPU "
             "memory utilization or reduce GPU memory used by other processes."
         )
@@ -175,7 +181,7 @@ def most_decoding(shape: ModelShape, gpu: Gpu, resolved: Resolved) -> float:
     """
     if resolved.kv_cache_memory_bytes is not None:
         return math.inf
-    left = gpu.memory_bytes * (1 - DRIVER_SHARE - resolved.gpu_memory_utilization) - LOAD_RESERVE_BYTES
+    left = shown_bytes(gpu) * (1 - DRIVER_SHARE - resolved.gpu_memory_utilization) - LOAD_RESERVE_BYTES
     if left < 0:
         return 0
     if resolved.speculation is None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vopt.optimizer.engine.roofline import StepTime
-from vopt.optimizer.engine.simulated_state import Counters, PrefixCache, Run, Sequence
+from vopt.optimizer.engine.simulated_state import Counters, Hit, PrefixCache, Run, Sequence
 from vopt.search_spaces.defaults import Resolved
 from vopt.search_spaces.kv_cache import KvLayout
 
@@ -132,23 +132,25 @@ class Scheduler:
                 self._release(sequence)
                 break
             self.waiting.popleft()
+            if self._prefixes is not None and not sequence.emitted:
+                self.counters.found(sequence.prompt, sequence.hit)
             self.running[sequence.number] = sequence
             self.prefilling.append(sequence)
         return chunks, budget
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Reserve the blocks of a whole prompt (``scheduler_reserve_full_isl``); shared prefixes are not reserved twice."""
-        needed = self.layout.blocks_for(sequence.prompt)
-        hit, shared = self._prefixes.look_up(sequence) if self._prefixes else (0, 0)
-        free = self.blocks - self.used
-        if needed - shared > free and self.running:
+        """Reserve the blocks of a whole prompt (``scheduler_reserve_full_isl``); shared beginnings are not reserved twice."""
+        needed, free, hit = self.layout.blocks_for(sequence.prompt), self.blocks - self.used, Hit()
+        if self._prefixes is not None:
+            self._prefixes.evict(free)  # decoding sequences have grown into what was idle
+            hit = self._prefixes.look_up(sequence)
+        if needed - hit.blocks + hit.idle > free and self.running:
             return False
-        sequence.allocated = needed - shared
-        self.used += sequence.allocated
-        sequence.computed = sequence.hit = hit
-        if self.resolved.prefix_caching and not sequence.emitted:
-            self.counters.prefix_queries += sequence.prompt
-            self.counters.prefix_hits += hit
+        if self._prefixes is not None:
+            self._prefixes.use(sequence, hit)
+        sequence.allocated = needed - hit.blocks
+        self.used += sequence.allocated + hit.idle
+        sequence.computed = sequence.hit = hit.tokens
         return True
 
     def _make_room(self) -> None:
@@ -169,7 +171,8 @@ class Scheduler:
             self.waiting.appendleft(victim)
 
     def _release(self, sequence: Sequence) -> None:
-        self.used = max(0.0, self.used - sequence.allocated)
+        idle = self._prefixes.give_back(sequence) if self._prefixes is not None else 0
+        self.used = max(0.0, self.used - sequence.allocated - idle)
         sequence.allocated = 0.0
         sequence.computed = 0
 
@@ -218,11 +221,11 @@ class Scheduler:
     def _prefilled(self, sequence: Sequence, tokens: int, end_s: float, step_s: float, finished: list[Sequence]) -> None:
         """A chunk of a prompt was computed; at its end the first token comes out."""
         sequence.computed += tokens
+        if self._prefixes is not None:
+            sequence.allocated -= self._prefixes.remember(sequence)  # still used, but not by it alone
         if sequence.computed < sequence.prompt:
             return
         self.prefilling.remove(sequence)
-        if self._prefixes:
-            self._prefixes.remember(sequence, self.blocks - self.used)
         if not sequence.emitted:
             self.counters.prompt_tokens += sequence.prompt
         self.counters.first_tokens += 1

@@ -67,6 +67,7 @@ class StreamState:
     template: tuple[bytes, bytes] | None = None
     _same: bytes = b""
     _running_tokens: int = 0
+    _running_chunks: int = 0
 
     def feed(self, events: list[bytes], now: float) -> None:
         """Take in the events that one read brought at time ``now``; those behind an error do not count."""
@@ -120,9 +121,9 @@ class StreamState:
             return self._fail(f"an event that is not an object: {event[:200]!r}")
         if self.done:
             return self._fail(f"an event after the end marker: {event[:200]!r}")
-        if (error := error_message(document)) is not None:
-            return self._fail(error)
         usage = document.get("usage")
+        if (error := error_message(document, part=isinstance(usage, dict) or "choices" in document)) is not None:
+            return self._fail(error)
         if isinstance(usage, dict):
             self.usage = usage
         choices = document.get("choices")
@@ -146,6 +147,8 @@ class StreamState:
             self.times.append(now)
             if self.first_content is None and content:
                 self.first_content = now
+        if usage is not None:
+            self._running_chunks = len(self.times)
         if isinstance(reason, str):
             self.finish_reason = reason
             if reason not in ("stop", "length"):
@@ -166,8 +169,11 @@ class StreamState:
                 if isinstance(entries := logprobs.get(key), list):
                     return len(entries)
         if usage is not None and isinstance(total := usage.get("completion_tokens"), int):
+            # The first running count after chunks without one, and the only one of a server that adds it to its last chunk, is
+            # of all of them together.
+            alone = self._running_chunks == len(self.times)
             count, self._running_tokens = total - self._running_tokens, total
-            return max(0, count)
+            return max(0, count) if alone else None
         return None
 
     def _learn(self, event: bytes, text: str) -> None:
@@ -184,15 +190,22 @@ class StreamState:
                 return
 
 
-def error_message(document: Mapping[str, Any]) -> str | None:
-    """The message of an error object, in the forms that OpenAI-compatible servers use; ``None`` if it is none."""
-    error = document.get("error")
+def error_message(document: Mapping[str, Any], *, part: bool = False) -> str | None:
+    """The message of an error object, in the forms that OpenAI-compatible servers and what stands before them use; ``None`` if
+    it is none. ``part``: the document is part of an answer (it has choices, or usage), so only an ``error`` makes it one."""
+    error = document.get("error") or document.get("errors")
     if error:
         if isinstance(error, dict):
             return str(error.get("message") or json.dumps(error))
         return str(error)
-    if document.get("object") == "error":
-        return str(document.get("message") or json.dumps(document))
+    words = next((document[key] for key in ("message", "detail", "msg") if document.get(key)), None)
+    if "error" in (document.get("object"), document.get("type"), document.get("status")):
+        return str(words or json.dumps(document))
+    if part:
+        return None
+    codes = [document.get(key) for key in ("code", "status", "status_code")]
+    if words or any(isinstance(code, int) and code >= 400 for code in codes):
+        return words if isinstance(words, str) else json.dumps(words or document)
     return None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,6 +18,7 @@ import aiohttp
 
 from vopt.objectives.records import CounterSample, RequestFailure, RequestFailureKind, RequestRecord
 from vopt.optimizer.errors import EnvironmentLacks
+from vopt.optimizer.load.counts import ChunkCounts
 from vopt.optimizer.load.exchange import Exchange, Unsent
 from vopt.optimizer.load.ledger import Progress
 from vopt.optimizer.load.plan import Request
@@ -58,7 +60,8 @@ class HttpEngine:
     """One server as an engine (``vopt.optimizer.engine.base.Engine``). Use as an async context manager.
 
     ``chunk_tokens`` of its records come from the chunks themselves where they declare a count (``token_ids``, log
-    probabilities, running usage); otherwise the usage block's count is spread over the chunks (``chunks.spread_tokens``).
+    probabilities, running usage); otherwise the usage block's count is spread over the chunks (``chunks.spread_tokens``), and
+    when a load is summed up, all that was assumed is ``recounted`` together.
     ``owned`` says that the server was started by us, so that its ``/health`` speaks for the engine behind it: 503 there means
     that the engine is dead, and so is a connection refused.
     """
@@ -79,6 +82,7 @@ class HttpEngine:
         self._pool = Pool(target.host, target.port, self._tls)
         self._control: aiohttp.ClientSession | None = None
         self._active: dict[int, Exchange] = {}
+        self._counts = ChunkCounts()
         self._watch: asyncio.TimerHandle | None = None
         self._dead: str | None = None
         self._last_sample: CounterSample | None = None
@@ -138,18 +142,24 @@ class HttpEngine:
         failure = exchange.verdict(request)
         if failure is not None and failure.kind in _ENGINE_MAY_BE_DEAD and await self._engine_is_dead():
             failure = RequestFailure(RequestFailureKind.ENGINE_DIED, f"{self._dead} ({failure.message})")
-        return exchange.record(request, origin_s=origin_s, scheduled_s=scheduled_s, failure=failure)
+        record = exchange.record(request, origin_s=origin_s, scheduled_s=scheduled_s, failure=failure)
+        self._counts.ended(record, exchange)
+        return record
 
     def partial(self, index: int) -> tuple[float, tuple[float, ...], tuple[int, ...]] | None:
         """(sent, chunk times, chunk tokens) so far, in seconds since the request's ``origin_s``; a chunk that declares no
-        count has one token."""
+        count has one token until ``recounted``."""
         exchange = self._active.get(index)
-        return None if exchange is None else exchange.partial()
+        return None if exchange is None else self._counts.partial(index, exchange)
 
     def progress(self, index: int, since_s: float) -> Progress | None:
-        """As ``partial``, summed up."""
+        """As ``partial``, summed up, and recounted roughly."""
         exchange = self._active.get(index)
-        return None if exchange is None else exchange.progress(since_s)
+        return None if exchange is None else self._counts.scaled(exchange.progress(since_s), exchange)
+
+    def recounted(self, records: Sequence[RequestRecord]) -> list[RequestRecord]:
+        """``records`` of this engine's requests with the tokens that their chunks held, as those that finished tell."""
+        return self._counts.recounted(records)
 
     async def counters(self, *, origin_s: float) -> CounterSample:
         """The engine's counters from ``/metrics``, read at most once a second; an empty sample where there is no such page."""
@@ -242,10 +252,10 @@ class HttpEngine:
             try:
                 sending = connection.send(data)
             except OSError as error:
-                exchange.lost(error)
+                exchange.lost(error, self.now())
             else:
                 if sending is not None:
-                    sending.add_done_callback(lambda future: _sent(future, exchange))
+                    sending.add_done_callback(lambda future: self._sent(future, exchange))
             self._ensure_watch()
             await exchange.finished
         finally:
@@ -255,6 +265,11 @@ class HttpEngine:
                 self._pool.give_back(connection)
             else:
                 connection.close()
+
+    def _sent(self, future: asyncio.Future[None], exchange: Exchange) -> None:
+        if not future.cancelled() and (error := future.exception()) is not None and isinstance(error, OSError):
+            # A server that refuses early closes before it has read everything; its answer may still be on the way.
+            asyncio.get_running_loop().call_later(WATCH_S, lambda: exchange.lost(error, self.now()))
 
     def _ensure_watch(self) -> None:
         if self._watch is None:
@@ -299,12 +314,6 @@ class HttpEngine:
         except (aiohttp.ClientError, TimeoutError, OSError):
             return None  # busy is not dead; the idle timeout decides
         return "the server reports that its engine is dead (/health: 503)" if status == 503 else None
-
-
-def _sent(future: asyncio.Future[None], exchange: Exchange) -> None:
-    if not future.cancelled() and (error := future.exception()) is not None and isinstance(error, OSError):
-        # A server that refuses early closes before it has read everything; its answer may still be on the way.
-        asyncio.get_running_loop().call_later(WATCH_S, exchange.lost, error)
 
 
 def _plainly(error: aiohttp.ClientError) -> OSError:

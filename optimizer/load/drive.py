@@ -14,7 +14,7 @@ from vopt.objectives.records import CounterSample, LoadResult, LoadStatus, Reque
 from vopt.optimizer.engine.base import Engine, OnTick
 from vopt.optimizer.load.arrivals import arrival_times, check_plan, planned_requests
 from vopt.optimizer.load.health import HealthWatch
-from vopt.optimizer.load.ledger import Flight, Ledger, progress_from
+from vopt.optimizer.load.ledger import Flight, Ledger, progress_from, recounted
 from vopt.optimizer.load.plan import Arrivals, LoadPlan, Request, Tick
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.load.window import WindowWatch
@@ -274,7 +274,7 @@ class _Load:
             window.open(now_s)
             ledger.window_opened_s = window.opened_s
         if window.due(now_s):
-            window.close([*ledger.records, *ledger.standing(self._engine, now_s)], latest_s=self._limit_s)
+            window.close(ledger.standing(self._engine, now_s), latest_s=self._limit_s)
         if window.settled and not self._needed() and window.may_end():
             self._end(*window.verdict(ledger))
         elif now_s >= self._limit_s:
@@ -325,7 +325,7 @@ class _Load:
         if self._defect is not None:
             raise self._defect
         return LoadResult(
-            records=tuple(self._ledger.records),
+            records=tuple(recounted(self._engine, self._ledger.records)),
             window=self._window.result(now_s),
             status=status,
             detail=detail,

@@ -15,6 +15,11 @@ from vopt.optimizer.load.plan import Request
 from vopt.optimizer.load.sse import SseParser
 
 MESSAGE_CHARS = 500
+LAST_BYTES_S = 0.1
+"""How long the end of the HTTP body may take behind the stream's own end marker. The answer is whole by then, and a client
+that reads it goes on: a server or proxy that keeps the connection open does not keep the user."""
+SPECIAL_TOKENS = 2
+"""How many tokens a server may add to a prompt of token ids (begin and end of text) without being contradicted."""
 MAX_PLAIN_BODY = 64 * 1024
 _TAILS: dict[bytes, bytes] = {}
 """One object for what all streams have in common: 512 copies would be out of the cache whenever they are needed."""
@@ -130,12 +135,15 @@ class Exchange:
         state.feed(events, now)
         if state.done and self.done_at is None:
             self.done_at = now
+            if not self._http.complete:
+                late = asyncio.get_running_loop().call_later(LAST_BYTES_S, self.finish, now + LAST_BYTES_S)
+                self.finished.add_done_callback(lambda _: late.cancel())
         if state.error is not None:
             self.fail(RequestFailureKind.STREAM_ERROR, state.error, now)
 
-    def lost(self, error: Exception | None) -> None:
-        """The connection is gone before the answer was complete, or its close is what completes it."""
-        now = self.last_at
+    def lost(self, error: Exception | None, now: float) -> None:
+        """The connection is gone before the answer was complete, or its close is what completes it. Noticed at ``now``: that
+        is when a request fails, not when its last byte came, which may be before a window opened."""
         if error is not None:
             self.fail(RequestFailureKind.CONNECTION, f"connection lost: {error}", now)
         elif self._http.eof():
@@ -148,7 +156,9 @@ class Exchange:
             self.fail(RequestFailureKind.TRUNCATED, "the server closed the connection in the middle of the answer", now)
 
     def fail(self, kind: RequestFailureKind, message: str, now: float) -> None:
-        if self.failure is None and not self.finished.done():
+        """End it as a failure; only what the stream itself says can undo an answer that its end marker has made whole."""
+        whole = self.state.done and kind is not RequestFailureKind.STREAM_ERROR
+        if self.failure is None and not self.finished.done() and not whole:
             self.failure = RequestFailure(kind, message[:MESSAGE_CHARS])
         self.finish(now)
 
@@ -226,6 +236,7 @@ class Exchange:
         usage = state.usage or {}
         chunks = len(state.times)
         tokens = 0 if failure is not None else _count(usage.get("completion_tokens"))
+        prompt_tokens, counted = self._prompt_tokens(request)
         details = usage.get("prompt_tokens_details")
         cached = details.get("cached_tokens") if isinstance(details, dict) else None
         ended = self.ended_at if self.done_at is None or failure is not None else self.done_at
@@ -234,7 +245,7 @@ class Exchange:
             scheduled_s=scheduled_s,
             sent_s=self.sent_at - origin_s,
             ended_s=ended - origin_s,
-            prompt_tokens=_count(usage.get("prompt_tokens")) or request.prompt_tokens,
+            prompt_tokens=prompt_tokens,
             requested_output_tokens=request.max_tokens,
             output_tokens=tokens,
             chunk_times_s=tuple([at - origin_s for at in state.times]),
@@ -245,7 +256,19 @@ class Exchange:
             prompt_sha256=request.prompt_sha256,
             cached_prompt_tokens=cached if isinstance(cached, int) else None,
             session=request.session,
+            counted_prompt_tokens=counted,
         )
+
+    def _prompt_tokens(self, request: Request) -> tuple[int, int | None]:
+        """(tokens to credit, the server's count where it contradicts what was sent). A prompt of token ids has as many as were
+        sent; a server may have read fewer of them, never more. Only the server can count those of chat messages."""
+        told = (self.state.usage or {}).get("prompt_tokens")
+        if self.state.chat:
+            return _count(told) or request.prompt_tokens, None
+        sent = len(request.prompt_token_ids)
+        if not isinstance(told, int) or isinstance(told, bool) or sent <= told <= sent + SPECIAL_TOKENS:
+            return sent, None
+        return told if 0 < told < sent else sent, told
 
 
 def plain_chunks(data: bytes, prefix: bytes, tail: bytes) -> int:

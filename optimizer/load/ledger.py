@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -45,6 +45,18 @@ class TellsProgress(Protocol):
     is a tenth of a second, which each second's look would keep the client from reading."""
 
     def progress(self, index: int, since_s: float) -> Progress | None: ...
+
+
+@runtime_checkable
+class Recounts(Protocol):
+    """An engine that is not told what each chunk holds, and knows better once other requests have finished."""
+
+    def recounted(self, records: Sequence[RequestRecord]) -> list[RequestRecord]: ...
+
+
+def recounted(engine: Engine, records: list[RequestRecord]) -> list[RequestRecord]:
+    """``records`` with tokens counted as well as ``engine`` can."""
+    return engine.recounted(records) if isinstance(engine, Recounts) else records
 
 
 def progress_from(engine: Engine) -> Callable[[int, float], Progress | None]:
@@ -112,8 +124,9 @@ class Ledger:
         return self._last_error is not None and self._last_error[0] is RequestFailureKind.TIMEOUT_IDLE
 
     def standing(self, engine: Engine, now_s: float) -> list[RequestRecord]:
-        """Censored records of what is in flight, as if the load ended now."""
-        return [unfinished(flight, engine, now_s) for flight in self.in_flight.values()]
+        """All records as if the load ended now: what is in flight is censored."""
+        in_flight = [unfinished(flight, engine, now_s) for flight in self.in_flight.values()]
+        return recounted(engine, [*self.records, *in_flight])
 
     def give_up(self, engine: Engine, now_s: float, failure: RequestFailure, flights: list[Flight]) -> None:
         """Cancel ``flights`` and record each as a failure, with the chunks it had."""

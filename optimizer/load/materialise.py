@@ -10,19 +10,17 @@ from typing import Any
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.load.lengths import BLOCK, shuffled_blocks, stratified_order
 from vopt.optimizer.load.sessions import with_history
+from vopt.optimizer.load.sharing import REUSE_LEAST, Parts, recorded_sharing, shared_prefix_tokens
 from vopt.optimizer.load.source import HEADER_DIGITS, RequestSource
 from vopt.optimizer.load.text import TextTokenizer, body_count, natural_bodies, random_bodies, random_space
-from vopt.optimizer.load.workload import Workload
+from vopt.optimizer.load.workload import Recorded, Workload
 
 BLOCKS = 16
 """Blocks before the order of lengths repeats."""
-CACHE_BLOCK = 16
-"""Tokens per block when measuring what prompts share: vLLM's smallest block."""
 RECORDED_MOST = 4096
 """Recorded requests before they repeat (64 blocks); the requests travel to each trial, and more would show nothing new."""
 REPLAYED_MOST = 65_536
-REUSE_LEAST = 0.01
-"""Share of prompt tokens from which a recording counts as reusing beginnings; below it, numbers make its prompts unique."""
+SHARED = "prompts share beginnings: {:.0%} of their tokens were sent before; they stay shared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,8 @@ def materialise(
 
     ``sampling`` is what ``vllm serve`` would apply, used unless the workload states its own. ``natural_ends``: outputs stop
     where the model ends them (the lengths are limits); otherwise every one has exactly its length. ``chat``: texts for a chat
-    endpoint are added. ``prompts=False`` (a simulation) leaves token ids out. ``replay``: recorded order and times.
+    endpoint are added. ``prompts=False`` (a simulation) leaves token ids out and says what prompts share instead. ``replay``:
+    recorded order and times.
 
     Equal arguments give equal requests. ``UsageError`` when a request does not fit, or text is asked for without a tokenizer.
     """
@@ -112,6 +111,8 @@ def _generated(workload: Workload, tokenizer: TextTokenizer | None, seed: int, v
             bodies = random_bodies(space, count=count + prefixes, tokens=longest, seed=seed)
         parts["bodies"], parts["digit_ids"] = bodies[:count], space.digit_ids
         parts["shared_prefixes"] = tuple(body[:prefix_tokens] for body in bodies[count:])
+    elif prefix_tokens:
+        parts["shared"] = tuple(((key, prefix_tokens),) for key in range(prefixes))
     return parts
 
 
@@ -148,6 +149,7 @@ def _recorded(
     with_ids = all(entry.token_ids for entry in entries)
     share = workload.reuse.share
     if not prompts:
+        parts["shared"], share = _shared(entries, share, notes)
         return parts, with_ids or workload.natural_text, share
     space = tokenizer.space if tokenizer is not None else random_space(vocab)
     parts["digit_ids"] = space.digit_ids
@@ -163,41 +165,21 @@ def _recorded(
         return parts, make is not None, share
     parts["bodies"] = tuple(entry.token_ids for entry in entries)
     shared = shared_prefix_tokens(parts["bodies"])
-    share = sum(shared.seen_before) / sum(map(len, parts["bodies"]))
+    share = shared.share
     if share >= REUSE_LEAST:
         parts["header_at"] = shared.common
-        notes.append(f"prompts share beginnings: {share:.0%} of their tokens were sent before; they stay shared")
+        notes.append(SHARED.format(share))
     notes.append(f"each recorded prompt carries {HEADER_DIGITS} tokens that number it, so that none repeats")
     return parts, True, share
 
 
-@dataclass(frozen=True, slots=True)
-class SharedPrefixes:
-    """Per prompt, tokens of its beginning in whole blocks: those that an earlier prompt had, and those that any other has."""
-
-    seen_before: tuple[int, ...]
-    common: tuple[int, ...]
-
-
-def shared_prefix_tokens(prompts: Sequence[Sequence[int]], block: int = CACHE_BLOCK) -> SharedPrefixes:
-    """What a boundless prefix cache with blocks of ``block`` tokens would find in ``prompts``, in this order."""
-    chains: list[list[int]] = []
-    for prompt in prompts:
-        chain, parent = [], 0
-        for start in range(0, len(prompt) - block + 1, block):
-            parent = hash((parent, tuple(prompt[start : start + block])))
-            chain.append(parent)
-        chains.append(chain)
-    uses: dict[int, int] = {}
-    for chain in chains:
-        for key in chain:
-            uses[key] = uses.get(key, 0) + 1
-    seen: set[int] = set()
-    before: list[int] = []
-    for chain in chains:
-        before.append(block * sum(key in seen for key in chain))
-        seen.update(chain)
-    return SharedPrefixes(tuple(before), tuple(block * sum(uses[key] > 1 for key in chain) for chain in chains))
+def _shared(entries: Sequence[Recorded], declared: float, notes: list[str]) -> tuple[tuple[Parts, ...], float]:
+    """(what recorded prompts share, the share of their tokens) for an engine that gets no token ids."""
+    sharing = recorded_sharing(entries)
+    if sharing is None or sharing.share < REUSE_LEAST:
+        return (), declared
+    notes.append(SHARED.format(sharing.share))
+    return sharing.parts, sharing.share
 
 
 def _texts(tokenizer: TextTokenizer | None, parts: Mapping[str, Any]) -> tuple[str, ...]:

@@ -48,8 +48,8 @@ class Receiver(Protocol):
 
     def received(self, data: bytes, now: float) -> None: ...
 
-    def lost(self, error: Exception | None) -> None:
-        """The connection is gone: ``None`` when the peer closed it in order."""
+    def lost(self, error: Exception | None, now: float) -> None:
+        """The connection is gone, as was noticed at ``now``: ``None`` when the peer closed it in order."""
         ...
 
 
@@ -74,11 +74,11 @@ class Connection:
             self.receiver = None
             self._close()
 
-    def lost(self, error: Exception | None) -> None:
+    def lost(self, error: Exception | None, now: float) -> None:
         receiver = self.receiver
         self.close()
         if receiver is not None:
-            receiver.lost(error)
+            receiver.lost(error, now)
 
 
 def allow_many_sockets() -> None:
@@ -205,7 +205,7 @@ class _PlainReader:
             except BlockingIOError:
                 continue
             except OSError as error:
-                connection.lost(error)
+                connection.lost(error, clock())
                 continue
             receiver = connection.receiver
             if data and receiver is not None:
@@ -213,7 +213,7 @@ class _PlainReader:
                 if (len(data) == READ_BYTES or events & CLOSING) and number in self._open:
                     self._unread.append(number)
             else:
-                connection.lost(None)  # closed, or bytes that nobody asked for
+                connection.lost(None, clock())  # closed, or bytes that nobody asked for
 
     def _send(self, sock: socket.socket, data: bytes) -> asyncio.Future[None] | None:
         try:
@@ -249,11 +249,11 @@ class _TlsProtocol(asyncio.Protocol):
         if self.connection.receiver is not None:
             self.connection.receiver.received(data, self._clock())
         else:
-            self.connection.lost(None)
+            self.connection.lost(None, self._clock())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.resume_writing()
-        self.connection.lost(exc)
+        self.connection.lost(exc, self._clock())
 
     def pause_writing(self) -> None:
         self._writable = asyncio.get_running_loop().create_future()

@@ -51,6 +51,9 @@ class RequestSource:
     request index. All other requests, which the baseline never sent or saw no end of, follow ``observed_ends``: by rank in
     the block (see ``_rank``), pairs of (observed, sampled) output tokens, cycled from block to block. At their sampled
     length they would be longer than the observed ones, and a faster engine, which gets further, would do more work.
+
+    ``shared`` (a simulation, which has no token ids to compare) says what prompts share, cycled from visit to visit: parts of
+    a prompt's beginning as (key, tokens from its start to the part's end). Prompts with a key in common are alike up to there.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -70,6 +73,7 @@ class RequestSource:
     samplings: tuple[Mapping[str, Any], ...] = ()
     texts: tuple[str, ...] = ()
     systems: tuple[str, ...] = ()
+    shared: tuple[tuple[tuple[int, int], ...], ...] = ()
 
     def request(self, index: int) -> Request:
         """Request ``index``; equal arguments give equal requests."""
@@ -116,6 +120,28 @@ class RequestSource:
         cycle, session = divmod(number, len(self.turns))
         first = cycle * starts[-1] + starts[session]
         return range(first, first + self.turns[session])
+
+    @property
+    def reuses(self) -> bool:
+        """Whether prompts begin alike, so that a prefix cache finds something."""
+        return bool(self.shared or self.shared_prefixes or self.turns or any(self.header_at))
+
+    def beginnings(self, index: int, prompt_tokens: int) -> tuple[tuple[int, int], ...]:
+        """What request ``index`` of ``prompt_tokens`` shares with others, part by part as in ``shared``: what its visit shares
+        with others, then the earlier turns of its session."""
+        visit, _ = self.place(index)
+        room = room_for_prefix(prompt_tokens)
+        parts: tuple[tuple[int, int], ...] = ()
+        if self.shared:
+            parts = self.shared[visit % len(self.shared)]
+        elif self.shared_prefixes:
+            key = visit % len(self.shared_prefixes)
+            parts = ((key, len(self.shared_prefixes[key])),)
+        elif self.header_at:
+            key = visit % len(self.header_at)
+            parts = ((key, self.header_at[key]),)
+        parts = tuple((key, min(end, room)) for key, end in parts)
+        return (*parts, (-visit - 1, prompt_tokens)) if self.turns else parts
 
     def _session(self, visit: int) -> str | None:
         if self.sessions:
@@ -206,6 +232,7 @@ class RequestSource:
         }
         for nested in ("lengths", "bodies", "shared_prefixes"):
             values[nested] = tuple(tuple(entry) for entry in data.get(nested, ()))
+        values["shared"] = tuple(tuple((key, end) for key, end in parts) for parts in data.get("shared", ()))
         values["observed_ends"] = tuple(tuple((a, b) for a, b in ends) for ends in data.get("observed_ends", ()))
         values["observed_output_tokens"] = {int(k): tokens for k, tokens in data.get("observed_output_tokens", {}).items()}
         return cls(**values)

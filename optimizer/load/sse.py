@@ -2,12 +2,15 @@
 
 Grammar: the HTML standard's "9.2.6 Interpreting an event stream". Lines end with LF, CR or CRLF; a leading byte order mark
 is dropped; a line that begins with a colon is a comment; the data lines of one event are joined with LF; an event without
-data is nothing. Event names, ids and retry times are read over: streams of OpenAI-compatible servers put all meaning in
-the data. One deviation, on purpose: an event that the end of the stream cuts off before its empty line is delivered by
+data is nothing. Ids, retry times and event names are read over, for streams of OpenAI-compatible servers put all meaning in
+the data; but an event that is named ``error`` is delivered as an error object, whatever form its data has. One deviation, on
+purpose: an event that the end of the stream cuts off before its empty line is delivered by
 :meth:`SseParser.close`, because a server that ends with ``data: [DONE]`` and no line end did end.
 """
 
 from __future__ import annotations
+
+import json
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -18,7 +21,7 @@ class SseParser:
     ``clean``: the next byte begins an event, and nothing is held back.
     """
 
-    __slots__ = ("_begun", "_data", "_pending", "_pending_parts", "_skip_lf", "clean")
+    __slots__ = ("_begun", "_data", "_is_error", "_pending", "_pending_parts", "_skip_lf", "clean")
 
     def __init__(self) -> None:
         self._begun = False
@@ -26,6 +29,7 @@ class SseParser:
         self._pending = b""  # of a line that has not ended
         self._pending_parts: list[bytes] = []  # its earlier pieces: a line of n reads costs n, not n squared
         self._data: list[bytes] = []  # data lines of an event that has not ended
+        self._is_error = False  # the event that has not ended is named so
         self._skip_lf = False  # the last byte was CR, so an LF now belongs to it
 
     def feed(self, chunk: bytes) -> list[bytes]:
@@ -57,7 +61,8 @@ class SseParser:
 
     def _feed_any(self, chunk: bytes) -> list[bytes]:
         events = self._lines(chunk)
-        self.clean = self._begun and not (self._pending or self._pending_parts or self._data or self._skip_lf)
+        held = self._pending or self._pending_parts or self._data or self._is_error or self._skip_lf
+        self.clean = self._begun and not held
         return events
 
     def _lines(self, chunk: bytes) -> list[bytes]:
@@ -99,9 +104,24 @@ class SseParser:
     def _line(self, line: bytes, events: list[bytes]) -> None:
         if not line:
             if self._data:
-                events.append(b"\n".join(self._data))
+                data = b"\n".join(self._data)
+                events.append(_error_object(data) if self._is_error else data)
                 self._data.clear()
+            self._is_error = False
             return
         name, _, value = line.partition(b":")
         if name == b"data":
             self._data.append(value.removeprefix(b" "))
+        elif name == b"event":
+            self._is_error = value.removeprefix(b" ") == b"error"
+
+
+def _error_object(data: bytes) -> bytes:
+    """The data of an event named ``error`` as a document with an ``error``."""
+    try:
+        said = json.loads(data)
+    except ValueError:
+        said = data.decode("utf-8", "replace")
+    if isinstance(said, dict) and said.get("error"):
+        return data
+    return json.dumps({"error": said or "an event named error, without words"}).encode()

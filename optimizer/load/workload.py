@@ -12,6 +12,7 @@ from typing import Any
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.load.lengths import Lengths, Marginal
 from vopt.optimizer.load.sessions import SessionShape, with_history
+from vopt.optimizer.load.sharing import REUSE_LEAST, Sharing, recorded_sharing, thinned, typical_length
 from vopt.optimizer.load.source import HEADER_DIGITS
 
 FORMAT = "vopt-workload"
@@ -92,7 +93,7 @@ class Workload:
 
     def facts(self) -> dict[str, Any]:
         """What the search space may ask of a workload: lengths in tokens, shares 0-1."""
-        pairs = self.request_lengths()
+        pairs, sharing = self.request_lengths(), self.sharing()
         return {
             "workload": self.name,
             "max_prompt_tokens": max(prompt for prompt, _ in pairs),
@@ -100,23 +101,36 @@ class Workload:
             "max_total_tokens": max(prompt + output for prompt, output in pairs),
             "mean_prompt_tokens": sum(prompt for prompt, _ in pairs) / len(pairs),
             "mean_output_tokens": sum(output for _, output in pairs) / len(pairs),
-            "reuse_share": self.reuse_share(),
-            "shared_prefix_tokens": self.sessions.system_tokens if self.sessions else self.reuse.prefix_tokens,
+            "reuse_share": sharing.share,
+            "shared_prefix_tokens": sharing.tokens,
+            "states_reuse": sharing.stated,
             "natural_text": self.natural_text,
             "structured_output": self.schema is not None or any("structured_outputs" in r.sampling for r in self.recorded),
             "multi_turn": self.sessions is not None,
             "sampling": None if self.sampling is None else dict(self.sampling),
         }
 
+    def sharing(self) -> Sharing:
+        """What its prompts share with each other, as far as it says.
+
+        The built-in workloads are lengths and no more: their prompts share nothing because nothing is known of yours. The same
+        goes for a recording without prompts.
+        """
+        if self.sessions is not None:
+            pairs, turns = self.request_lengths(), self.sessions.turns
+            # A later turn repeats the prompt before it, a first one the system prompt.
+            again = [pairs[i - 1][0] if i % turns else self.sessions.system_tokens for i in range(len(pairs))]
+            return Sharing(sum(again) / sum(prompt for prompt, _ in pairs), typical_length(again))
+        if self.recorded:
+            found = recorded_sharing(thinned(self.recorded))
+            if found is not None:
+                return Sharing(found.share, typical_length(found.seen_before) if found.share >= REUSE_LEAST else 0)
+        stated = not self.recorded and replace(self, sampling=None) not in NAMED.values()
+        return Sharing(self.reuse.share, self.reuse.prefix_tokens, stated or self.reuse.prefix_tokens > 0)
+
     def reuse_share(self) -> float:
         """The part of the prompt tokens that earlier requests have sent already, as far as the workload says."""
-        if self.sessions is None:
-            return self.reuse.share
-        pairs = self.request_lengths()
-        turns, again, total = self.sessions.turns, 0, sum(prompt for prompt, _ in pairs)
-        for i, (_, _) in enumerate(pairs):  # a later turn repeats the prompt before it, a first one the system prompt
-            again += pairs[i - 1][0] if i % turns else self.sessions.system_tokens
-        return again / total
+        return self.sharing().share
 
     @property
     def digest(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.report.launch_options import ENTRY, options_of
-from vopt.optimizer.report.shell import container_variables
+from vopt.optimizer.report.shell import container_variables, withheld_variables
 from vopt.optimizer.report.view import StudyView
 from vopt.optimizer.trial import Phase
 
@@ -42,6 +42,7 @@ def compose(view: StudyView, argv: Sequence[str], trial: str | None = None) -> d
         "environment": [
             "HF_TOKEN",
             "VLLM_API_KEY",
+            *withheld_variables(view, trial),
             *(f"{name}={path}" for name, path in CACHES.items()),
             *(f"{name}={_for_compose(value)}" for name, value in container_variables(view, trial).items()),
         ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any
@@ -18,8 +19,8 @@ from vopt.optimizer.report import wording
 from vopt.optimizer.report.containers import KUBERNETES_USE, compose, gpus_needed, manifests
 from vopt.optimizer.report.document import answer_document
 from vopt.optimizer.report.launch_options import ENTRY, options_of
-from vopt.optimizer.report.redaction import clean_argv
-from vopt.optimizer.report.shell import provenance, shell_script
+from vopt.optimizer.report.redaction import REMOVED, clean_argv
+from vopt.optimizer.report.shell import exported_variables, provenance, shell_script, withheld_variables
 from vopt.optimizer.report.view import StudyView
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "export",
     "exported_argv",
     "gpus_needed",
+    "is_configuration",
     "manifests",
     "options_of",
 ]
@@ -71,15 +73,15 @@ def export(record: StudyRecord, form: str, trial: str | None = None, *, secrets:
         case ExportFormat.SHELL:
             return shell_script(view, argv, trial=trial)
         case ExportFormat.YAML:
-            use = ("Use it with: vllm serve --config FILE.yaml",)
+            use = ("Use it with: vllm serve --config FILE.yaml", *_beside(view, trial))
             return _with_comments(view, trial, use, [config_mapping(bound_argv(argv))])
         case ExportFormat.JSON:
             return json.dumps(_json(view, argv, trial), indent=2, ensure_ascii=False) + "\n"
         case ExportFormat.DOCKER:
-            use = ("Use it with: docker compose -f FILE.yaml up",)
+            use = ("Use it with: docker compose -f FILE.yaml up", *_withheld(view, trial))
             return _with_comments(view, trial, use, [compose(view, argv, trial)])
         case ExportFormat.K8S:
-            return _with_comments(view, trial, KUBERNETES_USE, manifests(view, argv, trial))
+            return _with_comments(view, trial, (*KUBERNETES_USE, *_withheld(view, trial)), manifests(view, argv, trial))
 
 
 def _format(form: str) -> ExportFormat:
@@ -97,7 +99,7 @@ def exported_argv(view: StudyView, trial: str | None = None) -> list[str]:
         if start is None:
             known = ", ".join(row.label for row in view.trials)
             raise UsageError(f"The study {view.name} has no engine start {trial!r}.", hint=f"Engine starts: {known}")
-        return clean_argv(start.argv)
+        return _whole(view, start.argv)
     answer = view.answer
     if answer is None:
         raise UsageError(
@@ -107,7 +109,39 @@ def exported_argv(view: StudyView, trial: str | None = None) -> list[str]:
         raise NothingFeasible(
             f"The study {view.name} found nothing feasible: {answer.reason}", hint=f"vopt show {view.name} lists the reasons"
         )
-    return clean_argv(answer.argv)
+    return _whole(view, answer.argv)
+
+
+def _whole(view: StudyView, argv: Sequence[str]) -> list[str]:
+    """``argv``, unless a secret had to be taken out of it: what is left is not what was measured."""
+    words = clean_argv(argv)
+    if (lost := next((i for i, word in enumerate(words) if REMOVED in word), None)) is None:
+        return words
+    option = next((word.partition("=")[0] for word in reversed(words[: lost + 1]) if word.startswith("-")), "the command")
+    raise UsageError(
+        f"The study {view.name} was measured with a secret in {option}, which is not written out: the rest is another command.",
+        hint="vopt search … once more, with the secret in the environment of the shell that starts it, and not in the command",
+    )
+
+
+def _beside(view: StudyView, trial: str | None) -> tuple[str, ...]:
+    """What the measured command had and vLLM's YAML cannot hold."""
+    variables = exported_variables(view, trial)
+    shown = " ".join(f"{name}={_on_one_line(value)}" for name, value in variables.items())
+    return (*([f"with these variables in the environment: {shown}"] if variables else []), *_withheld(view, trial))
+
+
+def _on_one_line(value: str) -> str:
+    """``value`` quoted for a shell, line breaks and control characters as bash escapes them."""
+    if value.isprintable():
+        return shlex.quote(value)
+    escaped = (f"\\{ch}" if ch in "\\'" else ch if ch.isprintable() else f"\\U{ord(ch):08x}" for ch in value)
+    return f"$'{''.join(escaped)}'"
+
+
+def _withheld(view: StudyView, trial: str | None) -> tuple[str, ...]:
+    names = withheld_variables(view, trial)
+    return tuple(f"{name} was set in the measurement and is a secret: set it where the engine starts" for name in names)
 
 
 def config_mapping(argv: Sequence[str]) -> dict[str, Any]:
@@ -142,6 +176,15 @@ def argv_from_yaml(text: str) -> tuple[str, ...]:
         if key != "model":
             words += _words(str(key), value)
     return tuple(words)
+
+
+def is_configuration(text: str) -> bool:
+    """Whether a text is a YAML mapping whose keys could be option names: what ``argv_from_yaml`` takes, and no shell script."""
+    try:
+        mapping = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return False
+    return isinstance(mapping, dict) and all(re.fullmatch(r"[A-Za-z][\w.-]*", str(key)) for key in mapping)
 
 
 def _scalar(text: str) -> int | str:

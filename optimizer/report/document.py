@@ -102,7 +102,9 @@ def _baseline(view: StudyView) -> dict[str, Any]:
     first = next((trial for trial in view.searched if trial.metrics), None)
     argv = answer.baseline_argv if answer else view.setup.get("baseline_argv") or ()
     metrics = answer.baseline_metrics if answer else first.metrics.values if first and first.metrics else {}
-    return {"argv": list(argv), "metrics": dict(metrics)}
+    repair = answer.repair if answer else None
+    repaired = {"engine_config": repair.changes.to_json(), "reason": repair.reason} if repair else None
+    return {"argv": list(argv), "metrics": dict(metrics), "repaired": repaired}
 
 
 def _winner(view: StudyView) -> dict[str, Any] | None:

@@ -109,7 +109,7 @@ def pareto(view: StudyView, latency: str = "p95_ttft_s") -> FigureSpec | None:
         traces.append(lines("front", [x for x, _ in front], [y for _, y in front], line=line, hoverinfo="skip"))
     winner = view.answer.winner_config if view.answer else None
     won = [trial for trial in fine if winner is not None and trial.config == winner]
-    base = [trial for trial in rows if trial.label == "0"]
+    base = [trial for trial in rows if trial is view.baseline_start]
     groups = (
         ("feasible", [trial for trial in fine if trial not in won and trial not in base], marker(OTHER)),
         ("rejected", out, marker(REJECTED, "x")),

@@ -6,49 +6,15 @@ well-known kinds of token, or when it equals a secret of the environment that th
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from vopt.optimizer.history import StudyRecord, TrialRecord
 from vopt.optimizer.recommend import Recommendation
+from vopt.optimizer.secrecy import REMOVED, clean_text, holds_secret, is_secret_name, known_secrets
 
-REMOVED = "[removed]"
-_SECRET_NAME = re.compile(
-    r"(?i)(?:^|[_.-])(?:token|secret|password|passwd|passphrase|api[_-]?key|apikey|access[_-]?key|private[_-]?key"
-    r"|credentials?|authorization|cookie|key)$"
-)
-# Hugging Face, OpenAI-like, GitHub, GitLab, AWS key ids, Slack, JSON web tokens; then bearer headers and URL passwords.
-_SECRET_SHAPE = re.compile(
-    r"\bhf_[A-Za-z0-9]{16,}|\bsk-[A-Za-z0-9_-]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_[A-Za-z0-9_]{20,}"
-    r"|\bglpat-[A-Za-z0-9_-]{16,}|\bAKIA[A-Z0-9]{16}\b|\bxox[abprs]-[A-Za-z0-9-]{10,}"
-    r"|\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*|(?<=[Bb]earer )[A-Za-z0-9._~+/=-]{8,}"
-    r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
-)
-_ASSIGNED = re.compile(
-    r"(?i)\b((?:[a-z0-9]+[_-])*(?:token|secret|password|api[_-]?key))(['\"]?\s*[=:]\s*['\"]?)(?!None\b|\[removed\])([^\s'\",)}]{6,})"
-)
-SHORTEST_SECRET = 6
-"""Characters; a shorter environment value would take ordinary words out of every page."""
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether a variable, an option or a JSON key of this name holds a secret."""
-    return _SECRET_NAME.search(name.lstrip("-")) is not None
-
-
-def known_secrets(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The values of an environment (``os.environ``) that must appear nowhere, longest first."""
-    found = {value for name, value in environment.items() if is_secret_name(name) and len(value) >= SHORTEST_SECRET}
-    return tuple(sorted(found, key=len, reverse=True))
-
-
-def clean_text(text: str, secrets: Iterable[str] = ()) -> str:
-    """``text`` without known secrets and without what looks like a token."""
-    for secret in secrets:
-        text = text.replace(secret, REMOVED)
-    return _ASSIGNED.sub(rf"\1\2{REMOVED}", _SECRET_SHAPE.sub(REMOVED, text))
+__all__ = ["REMOVED", "clean", "clean_argv", "clean_text", "holds_secret", "is_secret_name", "known_secrets", "scrub"]
 
 
 def clean_argv(argv: Sequence[str], secrets: Sequence[str] = ()) -> list[str]:
@@ -56,9 +22,11 @@ def clean_argv(argv: Sequence[str], secrets: Sequence[str] = ()) -> list[str]:
     a placeholder as its key would start and be open to whoever reads this source."""
     words: list[str] = []
     skipping = False
-    for word in argv:
+    for i, word in enumerate(argv):
         if word.startswith("--"):
-            skipping = is_secret_name(word.split("=", 1)[0])
+            name, separator, value = word.partition("=")
+            following = argv[i + 1] if i + 1 < len(argv) and not argv[i + 1].startswith("--") else None
+            skipping = holds_secret(name, value if separator else following)
         if not skipping:
             words.append(clean_text(word, secrets))
     return words
@@ -68,7 +36,7 @@ def clean(value: Any, secrets: Sequence[str] = (), name: str = "") -> Any:
     """A JSON value without secrets, containers included."""
     match value:
         case str():
-            return REMOVED if value and is_secret_name(name) else clean_text(value, secrets)
+            return REMOVED if holds_secret(name, value) else clean_text(value, secrets)
         case Mapping():
             return {key: clean(item, secrets, str(key)) for key, item in value.items()}
         case list() | tuple() if name.endswith("argv"):

@@ -9,19 +9,27 @@ from collections.abc import Mapping, Sequence
 from vopt.optimizer.command import LOOPBACK, bound_argv
 from vopt.optimizer.recommend import Verdict
 from vopt.optimizer.report import wording
-from vopt.optimizer.report.redaction import clean_argv, is_secret_name
+from vopt.optimizer.report.redaction import REMOVED, clean_argv, holds_secret
 from vopt.optimizer.report.view import StudyView
 
-_MATTERS = ("VLLM_", "CUDA_", "NCCL_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "FLASHINFER_", "HSA_", "HIP_", "ROCR_")
 _ENTRY = "env:"
 _NEVER = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "VLLM_PORT", "VLLM_API_KEY"})
 
 
 def exported_variables(view: StudyView, trial: str | None = None) -> dict[str, str]:
-    """Environment variables that the exported engine was measured with: those of the measurement that change what an engine
-    does, and the ``env:NAME`` entries of ``--set`` and of its configuration. No secrets, nothing of this one machine."""
+    """Environment variables that the exported engine was measured with: vLLM's own, all that the command in use brought, and
+    the ``env:NAME`` entries of ``--set`` and of its configuration. No secrets, nothing of this one machine."""
+    return {name: value for name, value in _variables(view, trial).items() if not _is_withheld(name, value)}
+
+
+def withheld_variables(view: StudyView, trial: str | None = None) -> tuple[str, ...]:
+    """Names of the variables that the measurement had and whose values are secrets: whoever starts the engine sets them."""
+    return tuple(name for name, value in _variables(view, trial).items() if _is_withheld(name, value) and name != "HF_TOKEN")
+
+
+def _variables(view: StudyView, trial: str | None) -> dict[str, str]:
     environment = view.setup.get("environment") or {}
-    found = {name: value for name, value in (environment.get("variables") or {}).items() if name.startswith(_MATTERS)}
+    found = dict(environment.get("variables") or {})  # no others than vLLM's of that shell and the command's own are stored
     start = view.trial(trial) if trial is not None else None
     config = start.config if start else view.answer.winner_config if view.answer else None
     for name, value in (*_typed_variables(view), *(config or {}).items()):
@@ -31,7 +39,11 @@ def exported_variables(view: StudyView, trial: str | None = None) -> dict[str, s
 
 
 def _exportable(name: str) -> bool:
-    return name.isidentifier() and name.isascii() and name not in _NEVER and not is_secret_name(name)
+    return name.isidentifier() and name.isascii() and name not in _NEVER
+
+
+def _is_withheld(name: str, value: str) -> bool:
+    return REMOVED in value or holds_secret(name, value)
 
 
 def _typed_variables(view: StudyView) -> list[tuple[str, str]]:
@@ -54,6 +66,11 @@ def shell_script(view: StudyView, argv: Sequence[str], *, trial: str | None = No
         ]
     lines.append("set -euo pipefail")
     lines += _exports(exported_variables(view, trial))
+    for name in withheld_variables(view, trial):
+        lines += [
+            f': "${{{name}:?was set in the measurement; its value is a secret, so set it before this}}"',
+            f"export {name}",
+        ]
     # ShellCheck cannot know that $, backslashes and typographic quotes inside single quotes are literal on purpose.
     lines += ["", "# shellcheck disable=SC1003,SC1112,SC2016", f"exec {wording.command_lines(words)} \\", '  "$@"', ""]
     return "\n".join(lines)
@@ -92,6 +109,7 @@ def provenance(view: StudyView, *, trial: str | None = None) -> list[str]:
         if answer.soak:
             rows.append(f"soak: {answer.soak}")
         rows += [f"less than the defaults: {', '.join(below)}"] if (below := view.below_defaults()) else []
+        rows += [f"note: {note}" for note in answer.notes]
     return [wording.one_line(row) for row in rows]
 
 

@@ -169,7 +169,7 @@ def trials_table(view: StudyView) -> Table:
         Column("Configuration", wide=True),
     )
     table = TableMaker("Search", columns)
-    baseline = next((figure for trial in view.searched[:1] if (figure := view.value(trial)) is not None), None)
+    baseline = view.value(view.baseline_start) if view.baseline_start is not None else None
     for trial in view.searched:
         figure, excluded = view.value(trial), view.why_not(trial)
         change = wording.change_text(figure / baseline) if figure is not None and baseline else wording.NONE

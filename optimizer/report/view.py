@@ -10,6 +10,7 @@ from typing import Any
 
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.arms import series_of
+from vopt.optimizer.command import flags_text
 from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord
 from vopt.optimizer.judge import SOAK_ENDINGS
 from vopt.optimizer.recommend import Gain, Recommendation, Rejected, Verdict
@@ -184,8 +185,15 @@ class StudyView:
             decided = [trial for trial in same if trial.stage in (Stage.SEARCH, Stage.SCREENING)]
             return _one_arm(confirmed) or tuple(decided)
         confirmed = [trial for trial in self.confirmed if trial.arm is Arm.BASELINE]
-        first = [trial for trial in self.searched[:1] if trial.metrics]
-        return tuple(confirmed or first)
+        first = self.baseline_start
+        return tuple(confirmed or ([first] if first is not None and first.metrics else []))
+
+    @property
+    def baseline_start(self) -> TrialRecord | None:
+        """The baseline's first start: as given, else as repaired, since nothing else is started before it comes up."""
+        if self.answer is not None and self.answer.repair is None:
+            return next(iter(self.searched), None)
+        return next((trial for trial in self.searched if trial.failure is None), None)
 
     def compared(self) -> tuple[Comparison, ...]:
         """Baseline against ``challenger`` on every metric that either has."""
@@ -281,8 +289,14 @@ class StudyView:
     def baseline_name(self) -> str:
         options = self.setup.get("options") or {}
         if options.get("from_file") or options.get("command"):
-            return "the command in use"
-        return "vLLM's defaults" + (" with what --set fixes" if options.get("set") else "")
+            return self._repaired("the command in use", "it does")
+        return self._repaired("vLLM's defaults" + (" with what --set fixes" if options.get("set") else ""), "they do")
+
+    def _repaired(self, name: str, verb: str) -> str:
+        """A baseline's name, with what had to be changed of it and that it does not start otherwise."""
+        if self.answer is None or self.answer.repair is None:
+            return name
+        return f"{name}, repaired by {flags_text(self.answer.repair.changes)} (as given {verb} not start here)"
 
 
 _STATUS_REASONS = {

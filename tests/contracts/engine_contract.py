@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from statistics import median
 from typing import Any, TypeVar
 
 import pytest
 
 from vopt.objectives.records import RequestFailureKind, RequestRecord
+from vopt.objectives.steadiness import tokens_in
 from vopt.optimizer.engine.base import Engine
-from vopt.optimizer.load.plan import Request
+from vopt.optimizer.load.drive import drive
+from vopt.optimizer.load.plan import Arrivals, LoadPlan, Request, Tick
+from vopt.optimizer.load.source import RequestSource
 
 T = TypeVar("T")
 Execute = Callable[[Callable[[Engine], Awaitable[Any]]], Any]
@@ -35,6 +39,12 @@ async def send(engine: Engine, wanted: Request, idle_timeout_s: float = 60.0) ->
 async def first_token(engine: Engine, index: int) -> None:
     while (seen := engine.partial(index)) is None or not seen[1]:  # noqa: ASYNC110 - engines offer no event for it
         await asyncio.sleep(0.01)
+
+
+def decoding_speed(records: Iterable[RequestRecord]) -> float:
+    """Tokens per second between the first and the last chunk, the median of requests with three chunks or more."""
+    spans = [(sum(record.chunk_tokens[1:]), record.chunk_times_s) for record in records if len(record.chunk_times_s) >= 3]
+    return median(tokens / (times[-1] - times[0]) for tokens, times in spans)
 
 
 class EngineContract:
@@ -137,6 +147,34 @@ class EngineContract:
 
         execute(check)
 
+    def test_requests_that_a_window_cuts_off_count_as_those_that_end_in_it(self, execute: Execute) -> None:
+        """By tokens, whatever number of them comes in a chunk: else an engine that bundles them reads slower than it is."""
+        outputs = (97, 61, 133, 79, 115, 151)
+        source = RequestSource(
+            lengths=tuple((40, output) for output in outputs), bodies=(tuple(range(20, 400)),), digit_ids=tuple(range(8, 18))
+        )
+        plan = LoadPlan(
+            Arrivals.CLOSED, 0.5, concurrency=6, warmup_factor=1.0, min_requests=0, max_doublings=0, tick_s=0.1, deadline_s=60.0
+        )
+        ticks: list[Tick] = []
+
+        def on_tick(tick: Tick) -> bool:
+            ticks.append(tick)
+            return True
+
+        async def check(engine: Engine) -> Any:
+            return await drive(engine, source, plan, on_tick)
+
+        load = execute(check)
+        ended = [record for record in load.records if record.succeeded]
+        cut = [record for record in load.records if record.censored]
+        assert len(ended) >= 6
+        assert len(cut) == 6
+        assert decoding_speed(cut) == pytest.approx(decoding_speed(ended), rel=0.3)
+        assert all(sum(record.chunk_tokens) == record.output_tokens <= 151 for record in cut)
+        seen = [tick for tick in ticks if tick.window_open_s is not None][-1]
+        assert seen.window_tokens == pytest.approx(tokens_in(load.records, seen.window_open_s or 0.0, seen.at_s), rel=0.25)
+
     def test_counters_grow_with_the_work(self, execute: Execute) -> None:
         async def check(engine: Engine) -> None:
             origin_s = engine.now()
@@ -171,11 +209,19 @@ class EngineContract:
         """Last by its name: an engine that is shared between these tests does not outlive it."""
 
         async def check(engine: Engine) -> None:
-            flights = [asyncio.ensure_future(send(engine, request(1_500 + n, output=1_500))) for n in range(4)]
+            began_s = engine.now()
+            wanted = [request(1_500 + n, output=1_500) for n in range(4)]
+            flights = [
+                asyncio.ensure_future(engine.run(one, origin_s=began_s, scheduled_s=0.0, idle_timeout_s=60.0)) for one in wanted
+            ]
             await first_token(engine, 1_500)
+            killed_s = engine.now()
             self.kill(engine)
             records = await asyncio.wait_for(asyncio.gather(*flights), 5.0)
             assert {record.failure.kind for record in records if record.failure} == {RequestFailureKind.ENGINE_DIED}
+            assert all(record.ended_s >= killed_s - began_s for record in records), (
+                "they failed when it died, not with their last token"
+            )
             assert engine.dead
             late = await asyncio.wait_for(send(engine, request(1_600)), 1.0)
             assert late.failure is not None

@@ -7,6 +7,7 @@
 # model revision 8f3c1a7d0e5b4c2a9d6f1e0b7a8c9d2e3f405162
 # winner: engine start confirm-1-lite; confirmed over 3 rounds of fresh starts, served over HTTP
 # soak: 10 min at 512 in flight, longest requests: no crash, least free memory 3.1 GiB, 0 preemptions
+# note: enable_prefix_caching was not searched: this workload reuses no prefix.
 #
 # It listens on 127.0.0.1 only. To open it to other machines: replace that by 0.0.0.0, and set VLLM_API_KEY,
 # since vLLM asks nobody for a password.

@@ -12,8 +12,8 @@ from vopt.optimizer.engine.process import ProcessSession
 from vopt.optimizer.environment import ModelFiles
 from vopt.optimizer.history import Stage, TrialRecord
 from vopt.optimizer.lessons import calibrated
+from vopt.optimizer.memory_of import memory_checks, space_subject
 from vopt.optimizer.options import CheckedSpaceOptions
-from vopt.optimizer.space_of import memory_checks, space_subject
 from vopt.optimizer.subject import Machine, Subject, find_subject
 from vopt.optimizer.trial import EngineConfig, StartClass, Started
 from vopt.search_spaces.memory import Calibration, memory_plan

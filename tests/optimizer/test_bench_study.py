@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from vopt.optimizer.check import FlagStatus, modernised
 from vopt.optimizer.cli import app
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
 from vopt.optimizer.history import FailureSummary, Stage, TrialRecord
+from vopt.optimizer.raw_records import SECOND_RECORDS
 from vopt.optimizer.report.raw import read_records
 from vopt.optimizer.study import read_study
 from vopt.optimizer.trial import EngineConfig, FailureKind, Phase
@@ -82,6 +84,29 @@ def test_it_is_measured_under_the_studys_own_load(place: Path) -> None:
         for index in both:
             assert now[index].prompt_tokens == before[index].prompt_tokens
             assert now[index].requested_output_tokens == before[index].requested_output_tokens
+
+
+def test_a_study_of_two_goals_is_measured_in_both_loads(tmp_path: Path) -> None:
+    """Throughput in the closed loop, latency in the open one at the study's own rate, and their balance decides."""
+    storage = ("--storage", f"sqlite:///{tmp_path}/studies.db")
+    budget = ("--study", "both", "--rounds", "0", "--trials", "2")
+    slow = ("--", "vllm", "serve", "Qwen/Qwen3-8B", "--max-num-seqs", "16")
+    done = vopt(*SEARCH, "--goal", "latency", *storage, *budget, *slow)
+    assert done.exit_code == 0, done.output
+    result = again(tmp_path, "--study", "both", "--gate", "8%", "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert (document["metric"], document["holds"]) == ("balance", True)
+    rates = {trial.environment["second_load_plan"]["rate"] for trial in read_study(storage[1], "both").trials}
+    for arm in document["arms"].values():
+        for metric in ("balance", "tokens_per_s", "mean_e2e_s"):
+            now = [start["metrics"][metric] for start in arm["starts"]]
+            assert now == pytest.approx([arm["then"][metric]], rel=0.25), (
+                metric
+            )  # 16 at once and a queue: noisy in the open loop
+        with gzip.open(Path(arm["starts"][0]["directory"]) / SECOND_RECORDS, "rt") as lines:
+            due = [json.loads(line)["scheduled_s"] for line in lines]
+        assert [len(due) / (max(due) - min(due))] == pytest.approx(list(rates), rel=0.2)
 
 
 def test_a_gate_of_nothing_fails_with_its_exit_code(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

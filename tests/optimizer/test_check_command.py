@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from vopt.optimizer.check import FlagStatus, check_command, render_check
 from vopt.optimizer.command import shell_line
 from vopt.optimizer.command_reader import parse_command
+from vopt.optimizer.engine.hardware import hardware
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.options import CheckedSpaceOptions
 from vopt.optimizer.space_of import check_command as check_given
@@ -71,10 +73,79 @@ def test_exit_codes(command: str, code: int) -> None:
     assert check_command(command, subject()).exit_code == code
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize("version", stored_versions())
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            "--speculative-model [ngram] --num-speculative-tokens 5 --ngram-prompt-lookup-max 4",
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}},
+        ),
+        (
+            "--num-speculative-tokens 5 --ngram-prompt-lookup-max 4 --speculative-model ngram",
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}},
+        ),
+        (
+            "--ngram-prompt-lookup-max 4 --num-speculative-tokens 5",
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}},
+        ),
+        (
+            "--num-speculative-tokens 5 --speculative-model small/draft",
+            {"speculative_config": {"method": "draft_model", "model": "small/draft", "num_speculative_tokens": 5}},
+        ),
+        ("--guided-decoding-backend outlines", {"structured_outputs_config": {"backend": "outlines"}}),
+        (f"--max-model-len 65536 --rope-scaling '{json.dumps(YARN)}'", {"hf_overrides": {"rope_parameters": YARN}}),
+        ("--rope-theta 1000000", {"hf_overrides": {"rope_theta": 1000000}}),
+        ("--enable-chunked-prefill=False --max-model-len 4096", {"enable_chunked_prefill": False}),
+        ("--no-enable-prefix-caching=false", {"enable_prefix_caching": True}),
+        ("--enforce-eager=true", {"enforce_eager": True}),
+    ],
+)
+def test_old_words_become_todays(version: str, old: str, new: dict[str, object]) -> None:
+    """What was meant is kept: nothing that has a modern form is dropped, and the context is not cut for it."""
+    report = check_command(f"vllm serve Qwen/Qwen3-14B {old}", subject(version))
+    assert report.exit_code == 6
+    assert not any("dropped" in change for change in report.changes), report.changes
+    assert report.accepted is not None
+    config = parse_command(report.accepted, stored_arguments(version)).config
+    assert new.items() <= config.items(), config
+    if "65536" in old:
+        assert config["max_model_len"] == 65536
+    assert check_command(report.accepted, subject(version)).exit_code in (0, 1)
+
+
 def test_a_broken_combination_is_repaired_in_the_accepted_command() -> None:
     report = check_command("vllm serve m --max-num-seqs 512 --max-num-batched-tokens 256 --port 80", subject())
     assert report.accepted == ("vllm", "serve", "m", "--max-num-batched-tokens", "256", "--max-num-seqs", "256", "--port", "80")
     assert report.changes == ("max_num_seqs: 512 -> 256 (max_num_batched_tokens 256 is below max_num_seqs 512)",)
+
+
+H100 = hardware("h100").gpu
+
+
+def close(gpus: int = 1) -> Subject:
+    """Qwen3-32B with all of its context: 10 GiB of cache are needed, about 9 are left."""
+    return Subject(stored_arguments("0.33.0"), H100, known_model("Qwen/Qwen3-32B"), gpus)
+
+
+def test_memory_that_is_close_is_no_fine_command() -> None:
+    report = check_command("vllm serve Qwen/Qwen3-32B", close())
+    assert report.exit_code == 1
+    assert "It may not start." in render_check(report)
+    assert "about 2" in report.memory
+
+
+def test_a_simulated_machine_is_judged_by_the_estimate_that_its_engines_have() -> None:
+    report = check_command("vllm serve Qwen/Qwen3-32B", close(), exact=True)
+    assert report.exit_code == 6
+    assert report.accepted == ("vllm", "serve", "Qwen/Qwen3-32B", "--gpu-memory-utilization", "0.94")
+    short = check_command("vllm serve Qwen/Qwen3-32B --max-model-len 32768", close(), exact=True)
+    assert short.exit_code == 0
+    wide = check_command("vllm serve Qwen/Qwen3-32B", close(2), exact=True)
+    assert wide.accepted == ("vllm", "serve", "Qwen/Qwen3-32B", "--tensor-parallel-size", "2")
 
 
 def test_an_unknown_model_is_said_and_the_rest_goes_on() -> None:

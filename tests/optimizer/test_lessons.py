@@ -15,9 +15,10 @@ from vopt.optimizer.environment import ModelFiles
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
 from vopt.optimizer.history import Stage, TrialRecord, TrialRequest
 from vopt.optimizer.lessons import LessonBook, lessons_file, read_lessons, section_of
+from vopt.optimizer.memory_of import memory_checks, space_subject
 from vopt.optimizer.options import CheckedSpaceOptions, SearchOptions
 from vopt.optimizer.preflight import Preflight, speaks_for
-from vopt.optimizer.space_of import find_space, memory_checks, space_subject
+from vopt.optimizer.space_of import find_space
 from vopt.optimizer.subject import Machine, Subject, find_machine, find_subject
 from vopt.optimizer.trial import EngineConfig, FailureKind, Phase
 from vopt.search_spaces.arguments import stored_arguments

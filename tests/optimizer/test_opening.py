@@ -61,7 +61,7 @@ def test_pressure_at_the_baseline_opens_at_once() -> None:
     busy = {"queued_share": 0.5, "full_budget_share": 0.4, "kv_peak": 0.93}
     found = opening(made(), with_counters({"0": busy}, {}, "0"), ())
     assert "gpu_memory_utilization" in found.space
-    assert found.lessons == ()
+    assert [dict(lesson.at_most) for lesson in found.lessons] == [{"gpu_memory_utilization": 0.9}]
     assert found.changes[0].text == "gpu_memory_utilization reopened: the KV cache was 93% full (trial 0)"
     assert found.space.digest == made().digest
 
@@ -74,7 +74,24 @@ def test_a_later_trial_reopens_what_its_counters_show() -> None:
     reopened = {change.name: change for change in found.changes if change.what == "reopened"}
     assert set(reopened) == {"gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens"}
     assert reopened["max_num_seqs"].trial == "3"
-    assert found.lessons == ()
+    assert not any(lesson.at_least for lesson in found.lessons)
+
+
+def test_a_full_cache_opens_its_share_of_memory_upwards_alone() -> None:
+    """Less memory never served more requests; only an engine that ran out of it may need less."""
+    busy = with_counters({"0": {"kv_peak": 0.93, "queued_share": 0.5}}, {}, "0")
+
+    def refused(found: Any) -> list[float]:
+        default = found.space.default_point()
+        points = [{**default, "gpu_memory_utilization": value} for value in UTILIZATION.values]
+        return [p["gpu_memory_utilization"] for p in points if any(lesson.covers(p) for lesson in found.lessons)]
+
+    assert refused(opening(made(), busy, ())) == [0.9]
+    assert refused(opening(made(), busy, (), starved=True)) == []
+    asked = replace(made(), facts={**made().facts, "asked": ["gpu_memory_utilization"]})
+    assert refused(opening(asked, busy, ())) == []
+    lower = with_counters({"0": {"kv_peak": 0.93}}, {"gpu_memory_utilization": 0.9}, "0")
+    assert refused(opening(made(), lower, ())) == [], "what the command in use has may stay"
 
 
 def test_requests_in_flight_that_fit_bound_the_sequences_whatever_waits() -> None:

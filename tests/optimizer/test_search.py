@@ -307,6 +307,19 @@ def test_explain_measures_each_override_without_it() -> None:
     assert all(row.worth is not None and row.worth.ratio > 1 for row in kept)
 
 
+def test_explain_measures_what_the_winner_leaves_out_of_the_command_in_use() -> None:
+    given = EngineConfig({"max_num_batched_tokens": 2048})
+    answer, study = run(small_landscape({"max_num_batched_tokens=16384": -0.05}, noise=0.002), baseline=given, explain=True)
+    assert answer.winner_config is not None
+    explained = {record.label: record.config for record in study.records() if record.stage is Stage.EXPLAIN}
+    assert "max_num_batched_tokens" not in answer.winner_config
+    assert explained["explain-max_num_batched_tokens-1"] == answer.winner_config | given
+    (row,) = [row for row in answer.overrides if row.name == "max_num_batched_tokens"]
+    assert row.kept is False
+    assert row.worth is not None
+    assert row.worth.ratio > 1
+
+
 def test_a_drifting_machine_is_named_and_widens_the_interval() -> None:
     landscape = small_landscape(noise=0.001)
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from vopt.optimizer.command_in_use import file_command
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.load.target import read_api_key
 from vopt.optimizer.load.workload_files import read_workload
 from vopt.optimizer.space_of import user_space
-from vopt.optimizer.subject import _command_of_file
 from vopt.optimizer.typed_files import SMALL_BYTES, read_typed
 
 READERS: dict[str, Callable[[Path], object]] = {
-    "--from": lambda path: _command_of_file(path, None),  # type: ignore[arg-type]  # never reached
+    "--from": file_command,
     "--space": user_space,
     "--workload": lambda path: read_workload(path, None),
     "--api-key-file": lambda path: read_api_key(path, {}),

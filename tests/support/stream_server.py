@@ -1,11 +1,12 @@
 """A cheap completions server for measuring clients: it streams ready-made chunks in the shape that vLLM sends.
 
-    python stream_server.py [--every SECONDS]
+    python stream_server.py [--every SECONDS] [--bundle TOKENS]
 
 It binds 127.0.0.1, prints its port, and serves until its standard input closes. Without ``--every`` it sends as fast as the
 client reads; with it each stream gets one chunk every SECONDS, counted from the stream's own first chunk, so that streams
-are spread over the interval. Each chunk is an HTTP chunk of its own, as uvicorn sends them. ``GET /ttft`` tells, by prompt,
-the seconds from a request's last byte to the write of its first chunk, on the server's own clock.
+are spread over the interval. Behind the first, each of those holds TOKENS tokens, which only the usage block tells. Each chunk
+is an HTTP chunk of its own, as uvicorn sends them. ``GET /ttft`` tells, by prompt, the seconds from a request's last byte to
+the write of its first chunk, on the server's own clock.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def tail(prompt_tokens: int, completion_tokens: int) -> bytes:
 class Stream(asyncio.Protocol):
     """One connection; requests on it are served one after another."""
 
-    def __init__(self, every_s: float) -> None:
-        self.every_s = every_s
+    def __init__(self, every_s: float, bundle: int) -> None:
+        self.every_s, self.bundle = every_s, bundle
         self.received = bytearray()
         self.writable = asyncio.Event()
         self.writable.set()
@@ -126,11 +127,11 @@ class Stream(asyncio.Protocol):
         await asyncio.sleep(FIRST_CHUNK_S)
         self.write(HEAD + TOKENS[0])
         TTFT[",".join(map(str, prompt))] = time.perf_counter() - received
-        WHEEL.join(Paced(self, max_tokens - 1, tail(len(prompt), max_tokens)), self.every_s)
+        WHEEL.join(Paced(self, -(-(max_tokens - 1) // self.bundle), tail(len(prompt), max_tokens)), self.every_s)
 
 
 class Paced:
-    """A stream under way: what is left to send of it."""
+    """A stream under way: the chunks that are left to send of it."""
 
     def __init__(self, stream: Stream, left: int, end: bytes) -> None:
         self.stream, self.left, self.end = stream, left, end
@@ -174,11 +175,11 @@ class Wheel:
 WHEEL = Wheel()
 
 
-async def serve(every_s: float) -> None:
+async def serve(every_s: float, bundle: int) -> None:
     gc.freeze()
     gc.disable()  # a full collection is up to 20 ms in which a client would seem late; little here is in cycles
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Stream(every_s), "127.0.0.1", 0, backlog=2048)
+    server = await loop.create_server(lambda: Stream(every_s, bundle), "127.0.0.1", 0, backlog=2048)
     print(server.sockets[0].getsockname()[1], flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
     server.close()
@@ -189,4 +190,6 @@ if __name__ == "__main__":
         os.close(fcntl.fcntl(some.fileno(), fcntl.F_DUPFD, min(4095, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1)))
     parser = argparse.ArgumentParser()
     parser.add_argument("--every", type=float, default=0.0)
-    asyncio.run(serve(parser.parse_args().every))
+    parser.add_argument("--bundle", type=int, default=1)
+    options = parser.parse_args()
+    asyncio.run(serve(options.every, options.bundle))

@@ -61,7 +61,7 @@ def test_candidates_are_ranked_by_what_the_simulation_confirms() -> None:
     candidates = [{"max_num_seqs": 64}, {}, {"max_num_seqs": 256}, {"performance_mode": "throughput"}, {"enforce_eager": True}]
     order = rank(model(MOE), H200, candidates, CHAT.lengths, 512)
     rates = [tokens_per_s(run_load(MOE, one, closed(512, 20.0), version="0.33.0")) for one in candidates]
-    assert order[0] == max(range(5), key=lambda i: rates[i]) == 3
+    assert order[0] == max(range(5), key=lambda i: rates[i])
     assert order[-1] == min(range(5), key=lambda i: rates[i]) == 0
 
 

@@ -70,7 +70,7 @@ def start(name: str, arguments: dict[str, Any], **options: Any) -> Any:
             "h200",
             "mamba_blocks",
             "exceeds available Mamba cache blocks",
-            {"max_num_seqs": {"at_most": 1780}},
+            {"max_num_seqs": {"at_most": 1763}},
         ),
     ],
 )

@@ -77,24 +77,37 @@ def test_dense_burst_is_near_the_measured_figures() -> None:
 
 
 def test_effects_on_the_hybrid_model() -> None:
-    """Measured: throughput mode +10.8 % in the full window; 256 sequences -17 % over the run, -43 % in the window."""
+    """Measured: throughput mode +9 to +11 % in the full window; 256 sequences -17 % over the run, -43 % in the window."""
     base = burst(HYBRID, {})
     throughput = burst(HYBRID, {"performance_mode": "throughput"})
     fewer = burst(HYBRID, {"max_num_seqs": 256})
-    assert 1.05 <= throughput.full / base.full <= 1.11
+    assert 1.05 <= throughput.full / base.full <= 1.13
     assert throughput.latency_s < base.latency_s
     assert fewer.total / base.total <= 0.83
     assert fewer.full / base.full <= 0.60
     assert fewer.ttft_s / base.ttft_s == pytest.approx(1.76, rel=0.15)
 
 
-@pytest.mark.parametrize("concurrency", [400, 512])
-def test_throughput_mode_gains_on_the_hybrid_in_a_continuous_load_too(concurrency: int) -> None:
+@pytest.mark.parametrize("concurrency", [256, 400, 512])
+def test_a_budget_that_no_step_fills_moves_little_in_a_continuous_load(concurrency: int) -> None:
+    """Measured: throughput mode -3.8 % at 256 in flight on an H200, +0.2 % at 512 on an H100 (published)."""
     base = tokens_per_s(run_load(HYBRID, MEASURED_HYBRID, closed(concurrency)))
     more = tokens_per_s(run_load(HYBRID, {**MEASURED_HYBRID, "performance_mode": "throughput"}, closed(concurrency)))
-    fewer = tokens_per_s(run_load(HYBRID, {**MEASURED_HYBRID, "max_num_seqs": 256}, closed(concurrency)))
-    assert 1.05 <= more / base <= 1.11
-    assert fewer < base * (0.90 if concurrency == 400 else 0.85)
+    assert 0.96 <= more / base <= 1.01
+    if concurrency > 256:
+        fewer = tokens_per_s(run_load(HYBRID, {**MEASURED_HYBRID, "max_num_seqs": 256}, closed(concurrency)))
+        assert fewer < base * (0.90 if concurrency == 400 else 0.85)
+
+
+@pytest.mark.parametrize("rate", [2.0, 8.0])
+def test_a_budget_that_no_step_fills_does_not_move_the_latency_of_a_hybrid(rate: float) -> None:
+    """It was scaled by the configured budget once, by -8 to +25 %, though steps held a few hundred prompt tokens."""
+    plan = LoadPlan(Arrivals.POISSON, 60.0, rate=rate)
+    tpot_s = []
+    for tokens in (4096, 8192, 16384, 32768):
+        load = run_load(HYBRID, {**MEASURED_HYBRID, "max_num_seqs": 256, "max_num_batched_tokens": tokens}, plan)
+        tpot_s.append(fmean(r.tpot_s for r in load.records if r.succeeded and r.tpot_s is not None))
+    assert max(tpot_s) < 1.01 * min(tpot_s)
 
 
 def test_throughput_mode_does_nothing_for_the_dense_model() -> None:

@@ -43,13 +43,18 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 400)), min_siz
 
 
 @settings(max_examples=60, deadline=None)
-@given(LENGTHS, st.sampled_from([1, 7, 64]), st.sampled_from([64, 512, 8192]), st.integers(260, 2000), st.booleans())
+@given(
+    LENGTHS, st.sampled_from([1, 7, 64]), st.sampled_from([64, 512, 8192]), st.integers(260, 2000), st.booleans(), st.booleans()
+)
 def test_everything_ends_and_nothing_is_lost(
-    lengths: list[tuple[int, int]], seqs: int, tokens: int, blocks: int, speculating: bool
+    lengths: list[tuple[int, int]], seqs: int, tokens: int, blocks: int, speculating: bool, shares: bool
 ) -> None:
     arguments = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "num_gpu_blocks_override": blocks}
     one = scheduler(HYBRID if speculating else DENSE, {**arguments, **(MTP if speculating else {})})
-    sequences = [Sequence(i, i, prompt, output, 0.0) for i, (prompt, output) in enumerate(lengths)]
+    sequences = [
+        Sequence(i, i, prompt, output, 0.0, ((0, prompt // 3), (1 + i % 2, prompt // 2)) if shares else ())
+        for i, (prompt, output) in enumerate(lengths)
+    ]
     for sequence in sequences:
         one.add(sequence)
     now_s, finished, looks = 0.0, [], {}
@@ -124,14 +129,64 @@ def test_prompts_are_cut_at_the_threshold_and_whole_without_chunking() -> None:
     assert [count for _, count in whole.plan(0.0).chunks] == [1000]
 
 
-def test_prefixes_are_evicted_oldest_first() -> None:
+def cached(cache: PrefixCache, number: int, prompt: int, *parts: tuple[int, int]) -> Sequence:
+    """A sequence that was computed whole and runs no more."""
+    sequence = Sequence(number, number, prompt, 1, 0.0, parts)
+    cache.use(sequence, cache.look_up(sequence))
+    sequence.computed = prompt
+    cache.remember(sequence)
+    cache.give_back(sequence)
+    return sequence
+
+
+def look(cache: PrefixCache, prompt: int, *parts: tuple[int, int]) -> tuple[int, int]:
+    hit = cache.look_up(Sequence(9, 9, prompt, 1, 0.0, parts))
+    return hit.tokens, hit.blocks
+
+
+def test_prefixes_are_evicted_oldest_first_and_from_their_end() -> None:
     cache = PrefixCache(block_size=16, full_groups=1)
     for key in range(3):
-        cache.remember(Sequence(key, key, 170, 1, 0.0, (key, 160)), free=25)
-    assert cache.blocks == 20
-    assert cache.look_up(Sequence(9, 9, 170, 1, 0.0, (0, 160))) == (0, 0)
-    assert cache.look_up(Sequence(9, 9, 170, 1, 0.0, (2, 160))) == (160, 10)
-    assert cache.look_up(Sequence(9, 9, 160, 1, 0.0, (2, 160))) == (144, 9)
+        cached(cache, key, 170, (key, 160))
+    assert cache.idle == 30
+    cache.evict(25)
+    assert cache.idle == 25
+    assert look(cache, 170, (0, 160)) == (80, 5)
+    assert look(cache, 170, (2, 160)) == (160, 10)
+    assert look(cache, 160, (2, 160)) == (144, 9), "the last token is always computed"
+    cache.evict(18)
+    assert look(cache, 170, (0, 160)) == (0, 0)
+    assert look(cache, 170, (1, 160)) == (128, 8)
+
+
+def test_the_parts_of_a_beginning_are_hit_one_behind_the_other() -> None:
+    cache = PrefixCache(block_size=16, full_groups=1)
+    cached(cache, 0, 400, (0, 100), (1, 200), (2, 390))
+    assert cache.idle == 24
+    assert look(cache, 1000, (0, 100), (1, 200), (3, 900)) == (192, 12)
+    assert look(cache, 1000, (4, 100), (1, 200)) == (0, 0), "another beginning before it"
+    cached(cache, 1, 600, (0, 100), (1, 200), (2, 590))  # the next turn of the same session
+    assert look(cache, 900, (0, 100), (1, 200), (2, 890)) == (576, 36)
+
+
+def test_what_running_sequences_share_is_counted_once_and_not_evicted() -> None:
+    arguments = {"num_gpu_blocks_override": 1000, "enable_prefix_caching": True}
+    one = scheduler(DENSE, arguments)
+    for number in range(4):
+        one.add(Sequence(number, number, 1616, 100, 0.0, ((0, 1600),)))
+        run = one.plan(one.step_times[-1])
+        one.settle(run, 1)
+    assert len(one.running) == 4
+    assert one.used == pytest.approx(100 + 4 + one.growth * 0, abs=4)
+    assert [sequence.hit for sequence in one.running.values()] == [0, 1600, 1600, 1600]
+    assert one.counters.prefix_hits == 4800
+    while not one.idle:
+        run = one.plan(one.step_times[-1])
+        one.settle(run, run.steps)
+    assert one.used == 0
+    one.add(Sequence(9, 9, 1616, 2, 0.0, ((0, 1600),)))
+    one.settle(one.plan(one.step_times[-1]), 1)
+    assert one.counters.prefix_hits == 6400, "kept while there is room"
 
 
 def test_speculative_steps_have_the_stated_mean() -> None:

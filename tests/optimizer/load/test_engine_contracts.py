@@ -33,9 +33,15 @@ EVERY_S = 0.02
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """(URL, process) of a server that streams one token each 20 ms."""
-    command = [sys.executable, str(SERVER), "--every", str(EVERY_S)]
+def bundle() -> int:
+    """Tokens in a chunk."""
+    return 1
+
+
+@pytest.fixture
+def server(bundle: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """(URL, process) of a server that streams one chunk each 20 ms."""
+    command = [sys.executable, str(SERVER), "--every", str(EVERY_S), "--bundle", str(bundle)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdin is not None
@@ -63,6 +69,14 @@ class TestOverHttp(EngineContract):
     def kill(self, engine: Any) -> None:
         self.process.kill()
         self.process.wait()
+
+
+class TestOverHttpInBundles(TestOverHttp):
+    """A server that does not say how many tokens its chunks hold, as under speculation or a stream interval."""
+
+    @pytest.fixture
+    def bundle(self) -> int:
+        return 4
 
 
 def simulated() -> SimulatedEngine:

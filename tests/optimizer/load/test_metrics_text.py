@@ -5,8 +5,9 @@ import statistics
 import pytest
 
 from vopt.optimizer.errors import UsageError
-from vopt.optimizer.load.materialise import materialise, shared_prefix_tokens
+from vopt.optimizer.load.materialise import materialise
 from vopt.optimizer.load.metrics_text import from_histograms, parse
+from vopt.optimizer.load.sharing import shared_prefix_tokens
 from vopt.optimizer.load.text import TextTokenizer
 
 BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 from hypothesis import given
@@ -19,15 +20,28 @@ def parse(*chunks: bytes) -> list[bytes]:
 def reference(stream: bytes) -> list[bytes]:
     """The grammar of the HTML standard, a line at a time, over the whole stream."""
     text = stream.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    events, data = [], []
+    events, data, is_error = [], [], False
     for line in [*text.split(b"\n"), b""]:
         name, _, value = line.partition(b":")
         if not line and data:
-            events.append(b"\n".join(data))
+            events.append(as_error(b"\n".join(data)) if is_error else b"\n".join(data))
             data = []
         elif name == b"data":
             data.append(value[1:] if value[:1] == b" " else value)
+        elif name == b"event":
+            is_error = value in (b"error", b" error")
+        is_error = is_error and bool(line)
     return events
+
+
+def as_error(data: bytes) -> bytes:
+    """What an event named ``error`` is delivered as."""
+    try:
+        said = json.loads(data)
+    except ValueError:
+        said = data.decode("utf-8", "replace")
+    told = isinstance(said, dict) and said.get("error")
+    return data if told else json.dumps({"error": said or "an event named error, without words"}).encode()
 
 
 LINE_ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
@@ -38,6 +52,7 @@ LINES = st.one_of(
     st.just(b"data:"),
     st.just(b": comment"),
     st.just(b"event: message"),
+    st.just(b"event: error"),
     st.just(b"datax: no"),
     st.binary(max_size=6).map(lambda data: b"data:" + data.replace(b"\r", b"").replace(b"\n", b"")),
 )
@@ -74,6 +89,12 @@ def test_one_byte_at_a_time(stream: bytes) -> None:
         (b"data:no space\n\n", [b"no space"]),
         (b"data:  two spaces\n\n", [b" two spaces"]),
         (b"event: error\nid: 7\nretry: 10\n\n", []),
+        (b"event: error\ndata: boom\n\ndata: a\n\n", [b'{"error": "boom"}', b"a"]),
+        (b'data: {"code":500}\nevent:error\n\n', [b'{"error": {"code": 500}}']),
+        (b'event: error\ndata: {"error":"x"}\n\n', [b'{"error":"x"}']),
+        (b"event: error\n\ndata: a\n\n", [b"a"]),
+        (b"event: error\ndata: {}\n\n", [b'{"error": "an event named error, without words"}']),
+        (b"event: message\ndata: a\n\n", [b"a"]),
         (b"", []),
     ],
 )

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.load.lengths import BLOCK, Lengths, Marginal
-from vopt.optimizer.load.materialise import materialise, shared_prefix_tokens, source_digest
+from vopt.optimizer.load.materialise import materialise, source_digest
 from vopt.optimizer.load.sessions import SessionShape, with_history
+from vopt.optimizer.load.sharing import shared_prefix_tokens
 from vopt.optimizer.load.source import HEADER_DIGITS, RequestSource
 from vopt.optimizer.load.text import TextTokenizer
 from vopt.optimizer.load.workload import CHAT, NAMED, Recorded, Reuse, Workload, named, prefix_repetition

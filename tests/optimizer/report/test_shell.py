@@ -124,7 +124,8 @@ def test_environment_variables_that_mattered_are_exported_and_only_those(stub: P
     environment["variables"] = {
         **environment["variables"],
         "CUDA_VISIBLE_DEVICES": "3",
-        "HOME": "/x",
+        "VLLM_PORT": "5000",
+        "LMCACHE_CHUNK": "7",
         "VLLM_API_KEY": "abcdefgh",
     }
     made = replace(made, recommendation=answer, setup={**made.setup, "options": options, "environment": environment})
@@ -132,7 +133,8 @@ def test_environment_variables_that_mattered_are_exported_and_only_those(stub: P
     assert variables["VLLM_CACHE_ROOT"] == "/data/it's $HOME\ncache"
     assert variables["VLLM_ATTENTION_BACKEND"] == "FLASHINFER"
     assert variables["OMP_NUM_THREADS"] == "7"
-    assert not {"CUDA_VISIBLE_DEVICES", "HOME", "VLLM_API_KEY"} & variables.keys()
+    assert variables["LMCACHE_CHUNK"] == "7"
+    assert not {"CUDA_VISIBLE_DEVICES", "VLLM_PORT", "VLLM_API_KEY"} & variables.keys()
 
 
 def test_it_listens_on_loopback_unless_the_user_said_where(stub: Path) -> None:
