@@ -85,14 +85,14 @@ def study(
     noise: Noise,
     gain: float,
     rng: np.random.Generator,
-    plans: Sequence[int],
+    rounds: int | Sequence[int],
     *,
     goal: Goal | None = None,
     change: Change | None = None,
     soak_s: float = 0.0,
 ) -> tuple[Recommendation, int]:
     """The confirmation of one finalist through the real steps and the real verdict: the answer and how many rounds it took.
-    ``plans`` are the numbers of rounds that the study is given one after the other, as long as it does not say "better".
+    Several numbers of ``rounds``: the study is given one after the other, as long as it does not say "better".
 
     ``change`` makes of each start after the search what it is to show: other figures, failed requests, another end.
 
@@ -100,6 +100,7 @@ def study(
     so how it was chosen needs no simulation.
     """
     landscape = Landscape("two", space_of_two(), lambda point: Truth(10_000 * (1 + gain * (point["max_num_seqs"] == 512))))
+    plans = [rounds] if isinstance(rounds, int) else rounds
     budget = Budget(trials=3, rounds=plans[0], time_s=None, soak_s=soak_s)
     setup = SearchSetup(goal=goal or landscape.goal, space=landscape.space, budget=budget, early_end=False)
 
@@ -139,9 +140,8 @@ def _resumed(progress: Progress, rounds: int) -> SearchSetup:
 def cell(name: str, gain: float, studies: int, *, rounds: int | Sequence[int] = 3) -> Cell:
     """One cell of the table; ``gain`` is a share (0.05: the finalist is 5 % faster)."""
     won, biases, visible, taken = 0, [], [], []
-    plans = [rounds] if isinstance(rounds, int) else rounds
     for seed in range(studies):
-        answer, used = study(NOISES[name], gain, np.random.default_rng([seed, round(1000 * gain), len(name)]), plans)
+        answer, used = study(NOISES[name], gain, np.random.default_rng([seed, round(1000 * gain), len(name)]), rounds)
         won += answer.verdict is Verdict.BETTER
         taken.append(used)
         if answer.gain is not None:
