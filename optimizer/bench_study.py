@@ -17,7 +17,7 @@ from vopt.optimizer.bench import BenchOutcome
 from vopt.optimizer.bench_duel import Duel, find_duel, judge_duel, order
 from vopt.optimizer.bench_study_text import study_text
 from vopt.optimizer.check import FlagFinding, FlagStatus, modernised
-from vopt.optimizer.command import shell_line
+from vopt.optimizer.command import shell_line, split_environment
 from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.environment import fetch_weights
 from vopt.optimizer.errors import EnvironmentLacks, GateFailed, UsageError, VoptError
@@ -31,8 +31,9 @@ from vopt.optimizer.not_simulated import say_left_out
 from vopt.optimizer.options import BenchOptions, SearchOptions
 from vopt.optimizer.prepare import find_load, find_second
 from vopt.optimizer.report.redaction import clean, clean_text, known_secrets
-from vopt.optimizer.resumption import measurement_of, stored_options
+from vopt.optimizer.resumption import measurement_of, stored_options, stored_variables
 from vopt.optimizer.second_load import stored_plan
+from vopt.optimizer.secrecy import refuse_words
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.streams import columns
 from vopt.optimizer.study import read_study
@@ -127,9 +128,9 @@ def _as_of_today(
     settings = [f"{name}={json.dumps(value)}" for name, value in fixed.items()]
     bare = replace(stored, command=None, from_file=None, set=settings, model=record.setup["model"])
     subject = find_subject(bare, probe=probe)
-    environment = record.setup.get("environment", {}).get("engine_environment", {})
     front_end = tuple(record.setup.get("front_end", ()))
-    subject = replace(subject, front_end=front_end, environment=environment, baseline=arms["baseline"])
+    refuse_words(front_end)
+    subject = replace(subject, front_end=front_end, environment=stored_variables(record), baseline=arms["baseline"])
     return subject, replace(duel, arms=arms), findings
 
 
@@ -176,16 +177,17 @@ def _bench(
     directory = Path(record.directory) / f"bench-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}"
 
     def spec_for(request: TrialRequest) -> TrialSpec:
+        arguments, variables = split_environment(subject.fixed | request.config)
         return TrialSpec(
             label=request.label,
             model=str(subject.model.directory or subject.model.name),
-            arguments=subject.fixed | request.config,
+            arguments=arguments,
             directory=directory / request.label,
             python=subject.python,
             served_model_name=subject.served_name(request.config),
             front_end=subject.front_end,
             revision=subject.model.revision,
-            environment=subject.environment,
+            environment={**subject.environment, **variables},
             gpus=subject.machine.uuids,
             deadlines=Deadlines(load_s=loads_s),
             seed=stored.seed,
@@ -319,7 +321,8 @@ def _then(record: StudyRecord, name: str) -> Mapping[str, float]:
         return answer.baseline_metrics
     if answer is not None and name == "winner":
         return answer.winner_metrics
-    found = [trial.metrics.values for trial in record.trials if trial.arm is Arm.FINALIST and trial.metrics is not None]
+    starts = [trial for trial in record.trials if trial.arm is Arm.FINALIST]
+    found = [trial.metrics.values for trial in starts if trial.config == starts[-1].config and trial.metrics is not None]
     shared = [metric for metric in found[0] if all(metric in values for values in found)] if found else []
     return {metric: sum(values[metric] for values in found) / len(found) for metric in shared}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from vopt.optimizer.options import ResumeOptions, SearchOptions
 from vopt.optimizer.prepare import with_typed
 from vopt.optimizer.recommend import Verdict
 from vopt.optimizer.report.raw import RECORDS, read_records
+from vopt.optimizer.secrecy import REMOVED
 from vopt.optimizer.setup import EarlierBudget, SearchSetup
 
 BUDGET = ("trials", "rounds", "time_budget", "soak")
@@ -193,3 +195,16 @@ def _why_no_round(setup: SearchSetup, asked: int, after: StudyRecord) -> str:
     if answer is not None and answer.verdict is Verdict.BETTER:
         return f"the finalist was better after round {begun} beyond doubt, further rounds would decide nothing"
     return f"its confirmation ended in round {begun}: an arm cannot be started any more"
+
+
+def stored_variables(record: StudyRecord) -> dict[str, str]:
+    """The variables that the study's engines had, its command's and its shell's. A secret is not stored, only its name:
+    engines inherit it from this shell, so it has to be there."""
+    stored = (record.setup.get("environment") or {}).get("variables") or {}
+    secret = [name for name, value in stored.items() if REMOVED in value]
+    if missing := [name for name in secret if name not in os.environ]:
+        raise UsageError(
+            f"the engines of {record.name} had {missing[0]}, a secret that is not stored and not set here",
+            hint=f"export {missing[0]}=…; vopt bench --study {record.name}",
+        )
+    return {name: str(value) for name, value in stored.items() if name not in secret}

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from vopt.objectives.goals import Goal, Limit, built_in_goal
 from vopt.objectives.metrics import Metrics
 from vopt.objectives.records import LoadStatus
+from vopt.optimizer import bench_study
 from vopt.optimizer.bench_duel import Answer, Duel, find_duel, judge_duel, order
 from vopt.optimizer.check import FlagStatus, modernised
 from vopt.optimizer.cli import app
@@ -23,8 +24,9 @@ from vopt.optimizer.errors import EnvironmentLacks, UsageError
 from vopt.optimizer.history import FailureSummary, Stage, TrialRecord
 from vopt.optimizer.raw_records import SECOND_RECORDS
 from vopt.optimizer.report.raw import read_records
+from vopt.optimizer.resumption import stored_variables
 from vopt.optimizer.study import read_study
-from vopt.optimizer.trial import EngineConfig, FailureKind, Phase
+from vopt.optimizer.trial import EngineConfig, FailureKind, Phase, TrialSpec
 from vopt.search_spaces.arguments import stored_arguments
 
 SEARCH = (
@@ -137,6 +139,43 @@ def test_what_the_study_fixes_cannot_be_given(place: Path, words: tuple[str, ...
     result = again(place, "--study", "confirmed", *words)
     assert result.exit_code == 2
     assert "the study fixes it" in result.stderr
+
+
+def test_engines_get_the_variables_that_the_studys_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of its command and of the shell of that day, and those that belong to an arm."""
+    storage = ("--storage", f"sqlite:///{tmp_path}/studies.db", "--data-dir", str(tmp_path))
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+    monkeypatch.setenv("VLLM_MARLIN_USE_ATOMIC_ADD", "1")
+    with_variable = ("--set", "env:VLLM_USE_V2_MODEL_RUNNER=0", "--set", "load_format=dummy")
+    made = vopt(*SEARCH, *storage, "--study", "own", "--rounds", "0", *with_variable)
+    assert made.exit_code == 0, made.output
+    monkeypatch.delenv("VLLM_MARLIN_USE_ATOMIC_ADD")
+    specs: list[TrialSpec] = []
+    real = bench_study.opener
+
+    def watched(kind: str, subject: Any) -> Any:
+        open_session = real(kind, subject)
+        return lambda spec, served: specs.append(spec) or open_session(spec, served)
+
+    monkeypatch.setattr(bench_study, "opener", watched)
+    result = vopt("bench", *storage[:2], "--study", "own", "--repeat", "1")
+    assert result.exit_code == 0, result.output
+    assert len(specs) == 2
+    for spec in specs:
+        assert spec.environment["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+        assert spec.environment["VLLM_MARLIN_USE_ATOMIC_ADD"] == "1"
+        assert not any(name.startswith("env:") for name in spec.arguments)
+
+
+def test_a_secret_that_the_studys_engines_had_must_be_there_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = read_study(f"sqlite:///{place}/studies.db", "confirmed")
+    environment = {**record.setup["environment"], "variables": {"VLLM_SOME_KEY": "[removed]", "VLLM_PLAIN": "1"}}
+    changed = replace(record, setup={**record.setup, "environment": environment})
+    with pytest.raises(UsageError, match="VLLM_SOME_KEY, a secret that is not stored") as raised:
+        stored_variables(changed)
+    assert "export VLLM_SOME_KEY=" in (raised.value.hint or "")
+    monkeypatch.setenv("VLLM_SOME_KEY", "hidden")
+    assert stored_variables(changed) == {"VLLM_PLAIN": "1"}
 
 
 def test_no_such_study(place: Path) -> None:

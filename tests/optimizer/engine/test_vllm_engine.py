@@ -89,7 +89,7 @@ def test_requests_in_flight_are_in_the_window_of_their_load(llms: list[Any]) -> 
         engine = VllmEngine.build("some/model", {})
         llms.append(engine._llm)
         before_s = engine.now()
-        load = await drive(engine, source, LoadPlan(Arrivals.CLOSED, 1.0, concurrency=4, **window))
+        load = await drive(engine, source, LoadPlan(Arrivals.CLOSED, 2.0, concurrency=4, **window))
         return load, engine.now() - before_s
 
     load, took_s = asyncio.run(main())
