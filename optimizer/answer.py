@@ -48,6 +48,7 @@ from vopt.optimizer.verdict import (
     refusal,
     soak_of,
     success_bound,
+    unproven,
     winner,
 )
 
@@ -80,6 +81,9 @@ def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
     soak_failed = _refused_by_soak(progress, seen, arm or seen.finalist, soak)
     if arm is not None and not soak_failed:
         return _winner(progress, seen, arm, soak, breaks)
+    if not soak_failed and not breaks and (lead := unproven(progress, seen)) is not None:
+        reason = f"unconfirmed: {why(progress, seen, lead)}; vopt resume with --rounds 3 gives one"
+        return replace(_winner(progress, seen, lead, soak, ""), verdict=Verdict.UNCONFIRMED, reason=reason)
     refused = refusal(progress, seen.finalist, seen.baseline)
     if breaks:
         reason = f"the baseline breaks its limits ({breaks}), and the finalist cannot take its place: {soak_failed or refused}"

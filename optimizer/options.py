@@ -104,7 +104,7 @@ class SearchOptions(SpaceOptions):
     window: Window = None
     requests: Requests = None
     trials: Annotated[int, option("Engine starts of search and screening, baseline included.", BUDGET, "--trials", min=1)] = 16
-    rounds: Annotated[int, option("Confirmation rounds of three arms; 0: unconfirmed.", BUDGET, "--rounds", min=0, max=5)] = 3
+    rounds: Annotated[int, option("Confirmation rounds of three arms; 0/1: unconfirmed.", BUDGET, "--rounds", min=0, max=5)] = 3
     time_budget: Annotated[
         float,
         option(

@@ -222,6 +222,15 @@ def winner(progress: Progress, seen: Confirmation, *, soak_to_come: bool = False
     return None
 
 
+def unproven(progress: Progress, seen: Confirmation, *, soak_to_come: bool = False) -> ArmResult | None:
+    """The finalist where fresh starts are too few for an interval (one round) and it lies above the baseline: neither a gain
+    nor the lack of one is shown."""
+    found = against_baseline(progress, seen, seen.finalist)
+    if found is None or found.low is not None or found.ratio <= 1:
+        return None
+    return None if refusal(progress, seen.finalist, seen.baseline, soak_to_come=soak_to_come) else seen.finalist
+
+
 def lite_keeps_up(progress: Progress, seen: Confirmation) -> bool:
     """Whether lite surely loses no more against the finalist than it may."""
     lite, direction = seen.lite, progress.setup.goal.direction
@@ -236,7 +245,10 @@ def provisional_winner(progress: Progress) -> EngineConfig | None:
         ranked = finalists(progress)
         return ranked[0] if ranked and beats_baseline_unconfirmed(progress, ranked[0]) else None
     seen = confirmation(progress)
-    arm = winner(progress, seen, soak_to_come=_soak_to_come(progress, seen)) if seen is not None else None
+    if seen is None:
+        return None
+    to_come = _soak_to_come(progress, seen)
+    arm = winner(progress, seen, soak_to_come=to_come) or unproven(progress, seen, soak_to_come=to_come)
     return arm.config if arm is not None else None
 
 

@@ -122,3 +122,28 @@ def test_a_finalist_refused_for_a_limit_is_rejected_by_it_and_the_next_one_is_na
     assert "p95_ttft_s 700 ms is above the limit 500 ms" in none.reason
     for answer in (kept, none):
         assert any("the next best of the search" in note and "vopt export --trial " in note for note in answer.notes)
+
+
+def test_one_round_shows_neither_a_gain_nor_the_lack_of_one() -> None:
+    """A start of each arm has no spread: a lead is told as unconfirmed, after a soak, and no lead as no gain."""
+    landscape = small_landscape()
+    one = Budget(trials=12, rounds=1, time_s=None, soak_s=60)
+    ahead, study = run(landscape, evaluate=landscape.evaluator(0), budget=one)
+    assert ahead.verdict is Verdict.UNCONFIRMED
+    assert ahead.gain is not None
+    assert ahead.gain.ratio > 1.05
+    assert ahead.gain.low is None
+    assert ahead.winner_config == next(r.config for r in study.records() if r.label == "confirm-1-finalist")
+    assert "too few for an interval; vopt resume with --rounds 3" in ahead.reason
+    assert [record.stage for record in study.records()].count(Stage.SOAK) == 1
+
+    def slower(request: TrialRequest) -> TrialRecord:
+        record = landscape.evaluator(0)(request)
+        if record.metrics is None or request.stage is not Stage.CONFIRMATION or not request.config:
+            return record
+        values = {**record.metrics.values, "tokens_per_s": 1.0}
+        return replace(record, metrics=replace(record.metrics, values=values))
+
+    behind, _ = run(landscape, evaluate=slower, budget=one)
+    assert behind.verdict is Verdict.NO_GAIN
+    assert behind.winner_config is None
