@@ -255,7 +255,7 @@ def front_end_note(progress: Progress) -> list[str]:
     """Says it when the starts that decide, or the baseline where none do, were bounded by what feeds the engine.
 
     Seen with vLLM 0.22.1 on an H200: Qwen3-8B, 256 in flight, one API server: half of the requests waited before the engine,
-    and two starts of the same command gave 18,946 and 24,894 tokens/s.
+    and two starts of the same command gave 19,596 and 24,895 tokens/s.
     """
     deciding = [judged.record for judged in progress.history if judged.record.stage is Stage.CONFIRMATION]
     if not deciding and progress.baseline is not None:
