@@ -11,17 +11,14 @@ from statistics import fmean
 from vopt.objectives.confidence import compare
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.answer_baseline import left_out, left_out_notes, repair_notes, repair_of
+from vopt.optimizer.answer_limits import beyond_the_limits, doubted_breach, next_choice, none_above, unjudged
 from vopt.optimizer.answer_text import (
     by_limits,
     caveats,
-    doubted_breach,
     drift_notes,
     general_notes,
     meaning_notes,
-    next_choice,
-    none_above,
     soak_text,
-    unjudged,
     vanished_gain,
     why,
 )
@@ -101,7 +98,7 @@ def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
     else:
         reason = f"no measurable gain: {why(progress, seen, seen.finalist)}"
     said = [] if refused or soak_failed else vanished_gain(progress, seen)
-    said += doubted_breach(progress, seen)
+    said += [*doubted_breach(progress, seen), *beyond_the_limits(progress)]
     said += next_choice(progress) if refused or soak_failed else []
     extra = []
     if refused and not soak_failed and not fallen:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
-from vopt.objectives.goals import is_guard, too_few_for_p99
+from vopt.objectives.goals import too_few_for_p99
 from vopt.objectives.metrics import Direction
-from vopt.optimizer.breach import possible
 from vopt.optimizer.compile_watch import COMPILED
 from vopt.optimizer.goodput_rate import nothing_missed
 from vopt.optimizer.history import Arm, Stage
-from vopt.optimizer.judge import Judged, of_stage
+from vopt.optimizer.judge import Judged
 from vopt.optimizer.measurement import CLIENT_LIMITED, FRONT_END_LIMITED, SCALE_OUT
-from vopt.optimizer.progress import Progress, finalists
+from vopt.optimizer.progress import Progress
 from vopt.optimizer.recommend import Gain
 from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.verdict import ArmResult, Confirmation, against_baseline, drift
@@ -83,61 +82,6 @@ def by_limits(progress: Progress, seen: Confirmation, arm: ArmResult, breaks: st
     if found.high < 1:
         return f"{said}. That has its price: {change} ({interval})"
     return f"{said}. Its gain is not beyond the noise: {change} ({interval})"
-
-
-def doubted_breach(progress: Progress, seen: Confirmation) -> list[str]:
-    """Says it when the baseline that stays the answer broke a limit by its mean, but no further than chance goes."""
-    goal, baseline = progress.setup.goal, seen.baseline
-    words = possible(goal, baseline.starts, baseline.metrics)
-    if not words:
-        return []
-    tells = "more --rounds or a longer --window would tell"
-    return [f"the baseline itself may break its limits: {words}. Chance may have done that; {tells}"]
-
-
-def unjudged(progress: Progress, seen: Confirmation) -> list[str]:
-    """Says it when limits relative to the baseline had nothing to refer to."""
-    relative = [limit.text for limit in progress.setup.goal.limits if limit.relative_to_baseline]
-    if seen.baseline.metrics is not None or not relative:
-        return []
-    return [f"{', '.join(relative)}: not judged, since no start of the baseline in the confirmation came to its end"]
-
-
-def next_choice(progress: Progress) -> list[str]:
-    """Which screened configuration is left when the finalist was refused: nobody confirmed it, but its command can be had."""
-    tried = {judged.record.config for judged in progress.history if judged.record.stage is Stage.CONFIRMATION}
-    left = next((config for config in finalists(progress) if config not in tried), None)
-    first = progress.first(left) if left is not None else None
-    if first is None:
-        return []
-    return [
-        f"trial {first.record.label} is the next best of the search and kept the limits there; nobody confirmed it. "
-        f"vopt export --trial {first.record.label} gives its command, vopt bench measures it"
-    ]
-
-
-def none_above(progress: Progress) -> str:
-    """Why there was nothing to confirm: nothing came out above the baseline, or what did broke a limit."""
-    baseline, metric = progress.baseline, progress.setup.goal.metric
-    measured = of_stage(progress.charged, Stage.SEARCH, Stage.SCREENING)
-    merit = baseline.merit if baseline is not None else None
-    above = [one for one in measured if one.merit is not None and merit is not None and one.merit > merit and not one.feasible]
-    if not above or baseline is None:
-        return "no measurable gain: no configuration came out above the baseline in the search"
-    limits = progress.setup.goal.limits
-    broken_by = {id(one): [limit for limit in limits if one.violations.get(limit.text, 0.0) > 0] for one in above}
-    best = min(above, key=lambda one: (len(broken_by[id(one)]), -(one.merit or 0.0)))
-    broken = broken_by[id(best)]
-    guarded = bool(broken) and all(is_guard(progress.setup.goal, limit) for limit in broken)
-    return (
-        f"no measurable gain within the limits: what came out above the baseline in the search broke one. The nearest, "
-        f"trial {best.record.label} ({metric} {_plain(best.value)}, the baseline's {_plain(baseline.value)}): {best.reason}"
-        + ("; --no-guard leaves that limit out" if guarded else "")
-    )
-
-
-def _plain(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def drift_notes(progress: Progress, gain: Gain | None) -> tuple[Gain | None, list[str]]:

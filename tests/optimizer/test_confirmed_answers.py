@@ -147,3 +147,25 @@ def test_one_round_shows_neither_a_gain_nor_the_lack_of_one() -> None:
     behind, _ = run(landscape, evaluate=slower, budget=one)
     assert behind.verdict is Verdict.NO_GAIN
     assert behind.winner_config is None
+
+
+def test_what_is_surely_faster_beyond_a_limit_is_named_beside_no_gain() -> None:
+    """The answer stays within the limits; what they cost is said, with what leaves them out."""
+    landscape = small_landscape()
+    guarded = built_in_goal("throughput")
+
+    def evaluate(request: TrialRequest) -> TrialRecord:
+        record = landscape.evaluator(0)(request)
+        if record.metrics is None:
+            return record
+        faster = request.config.get("max_num_seqs") is not None
+        values = {"tokens_per_s": 1300.0 if faster else 1000.0, "p95_ttft_s": 0.9 if faster else 0.3, "p95_tpot_s": 0.01}
+        return replace(record, metrics=replace(record.metrics, values={**record.metrics.values, **values}))
+
+    answer, study = run(landscape, evaluate=evaluate, goal=guarded)
+    assert answer.verdict is Verdict.NO_GAIN
+    assert any(record.stage is Stage.CONFIRMATION for record in study.records())
+    found = [note for note in answer.notes if note.startswith("beyond the limits there is more")]
+    assert len(found) == 1
+    assert "was 30.0% better than the baseline in the search, but p95_ttft_s 900 ms is above the limit 450 ms" in found[0]
+    assert found[0].endswith("--no-guard leaves that limit out")
