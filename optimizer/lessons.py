@@ -28,7 +28,8 @@ from vopt.search_spaces.learned import Learned
 from vopt.search_spaces.memory import Calibration, Observation
 from vopt.search_spaces.space import SearchSpace
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Since 2 a memory observation is of what CUDA shows and of what profiling takes; those of before would mislead."""
 MOST_LESSONS = 400
 MOST_OBSERVATIONS = 60
 
@@ -62,7 +63,8 @@ def read_lessons(path: Path | None, section: str) -> Lessons:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         learned = Learned.from_json(document["learned"].get(section, {}))
-        return Lessons(learned, Calibration(tuple(Observation(**row) for row in document["calibration"])))
+        rows = document["calibration"] if document["format_version"] == FORMAT_VERSION else ()
+        return Lessons(learned, Calibration(tuple(Observation(**row) for row in rows)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return Lessons()
 

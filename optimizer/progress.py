@@ -52,13 +52,18 @@ class Progress:
 
     @cached_property
     def attempts(self) -> tuple[EngineConfig, ...]:
-        """The baseline as given, then each repair of it, the last one being the baseline in use (or to try)."""
+        """The baseline as given, then each repair of it, the last one being the baseline in use (or to try).
+
+        A repair that was started stays what it was: later starts teach more about memory, and would choose another.
+        """
         tried = [self.setup.baseline]
+        started = list(dict.fromkeys(judged.record.config for judged in self.searched))
         while len(tried) <= REPAIRS:
             last = self.first(tried[-1])
             if last is None or last.record.failure is None:
                 break
-            repaired = repair(self.setup, tried[-1], last, self._fit)
+            begun = started[len(tried)] if len(started) > len(tried) else None
+            repaired = begun if begun is not None else repair(self.setup, tried[-1], last, self._fit)
             if repaired is None or repaired in tried:
                 break
             tried.append(repaired)

@@ -178,6 +178,25 @@ def test_a_secret_that_the_studys_engines_had_must_be_there_again(place: Path, m
     assert stored_variables(changed) == {"VLLM_PLAIN": "1"}
 
 
+def test_what_a_search_decides_itself_is_not_taken_from_the_studys_shell(place: Path) -> None:
+    """Variables of a specification win over those of every engine start, so these would come back over ours."""
+    record = read_study(f"sqlite:///{place}/studies.db", "confirmed")
+    ours = {
+        "VLLM_CACHE_ROOT": "/elsewhere",
+        "TRITON_CACHE_DIR": "/elsewhere",
+        "VLLM_HOST_IP": "0.0.0.0",
+        "VLLM_PORT": "8000",
+        "VLLM_ENABLE_STARTUP_PLAN": "1",
+        "VLLM_API_KEY": "[removed]",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "HF_HUB_OFFLINE": "0",
+        "VLLM_NO_USAGE_STATS": "0",
+        "VLLM_ENGINE_READY_TIMEOUT_S": "5",
+    }
+    changed = replace(record, setup={**record.setup, "environment": {"variables": {**ours, "VLLM_USE_DEEP_GEMM": "0"}}})
+    assert stored_variables(changed) == {"VLLM_USE_DEEP_GEMM": "0"}
+
+
 def test_no_such_study(place: Path) -> None:
     assert again(place, "--study", "nobody").exit_code == 2
     assert vopt("bench", "--study", "x", "--gate", "150%").exit_code == 2

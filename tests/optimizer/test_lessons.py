@@ -91,7 +91,20 @@ def test_a_damaged_file_is_no_lesson_and_is_replaced() -> None:
     path.write_text('{"learned": [')
     assert read_lessons(path, section_of(of)).learned.lessons == ()
     book(of).add(start({"max_num_seqs": 512}, FailureKind.OOM_START))
-    assert json.loads(path.read_text())["format_version"] == 1
+    assert json.loads(path.read_text())["format_version"] == 2
+
+
+def test_memory_observations_of_an_older_format_are_not_believed() -> None:
+    of = subject()
+    book(of).add(start({"max_num_seqs": 512}, FailureKind.OOM_START))
+    book(of).add(start({}, kv_bytes=2**36))
+    path = lessons_file(of)
+    assert path is not None
+    assert read_lessons(path, section_of(of)).calibration.observations
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 1}))
+    old = read_lessons(path, section_of(of))
+    assert not old.calibration.observations
+    assert old.learned.lessons, "limits are of the engine and stay true"
 
 
 def test_a_simulation_keeps_nothing() -> None:

@@ -16,7 +16,7 @@ from vopt.objectives.metrics import Metrics
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.engine.roofline import estimate
 from vopt.optimizer.engine.simulated_failures import start_failure
-from vopt.optimizer.history import FailureSummary, Stage, StudyRecord, TrialRecord, TrialRequest
+from vopt.optimizer.history import Arm, FailureSummary, Stage, StudyRecord, TrialRecord, TrialRequest
 from vopt.optimizer.load.workload import named
 from vopt.optimizer.options import SearchOptions
 from vopt.optimizer.prepare import find_asked, find_goal
@@ -117,6 +117,24 @@ def test_on_one_gpu_a_larger_share_comes_before_a_shorter_context() -> None:
     assert dict(starts[1].config) == {"gpu_memory_utilization": 0.94}
     assert not any("max_model_len" in start.config for start in starts)
     assert answer.repair is not None
+
+
+@pytest.mark.parametrize("overhead_gib", [0.1, 0.2, 0.4, 0.8])
+def test_a_repair_that_came_up_stays_the_baseline(overhead_gib: float) -> None:
+    """What it teaches about memory would choose another repair: that would be compared with something that nobody chose."""
+    setup, subject = setup_of("h100")
+    evaluate, study = engine(subject, {"kv_peak": 1.0}), MemoryStudy()
+
+    def tighter(request: TrialRequest) -> TrialRecord:
+        record = evaluate(request)
+        if record.kv_cache_bytes is None:
+            return record
+        return replace(record, kv_cache_bytes=int(record.kv_cache_bytes - overhead_gib * 2**30))
+
+    search(setup, study, tighter, lambda event: None)
+    records = study.records()
+    first = next(record.config for record in records if record.failure is None)
+    assert {record.config for record in records if record.arm is Arm.BASELINE} == {first}
 
 
 def test_a_repair_stays_only_where_nothing_starts_without_it() -> None:
