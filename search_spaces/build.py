@@ -16,6 +16,7 @@ from vopt.search_spaces.memory import Calibration
 from vopt.search_spaces.parameter import Inactive, Parameter, Seed, same
 from vopt.search_spaces.parse import PriorSeed, SpaceFile, mode_file, mode_for
 from vopt.search_spaces.relief import gpus_of
+from vopt.search_spaces.rules_engine import PARALLEL
 from vopt.search_spaces.space import SearchSpace
 from vopt.search_spaces.splits import splits
 from vopt.search_spaces.subject import Subject, memory_check, model_facts
@@ -77,6 +78,9 @@ def build_space(
     limits = limits_of((*active, *dormant), choices, user)
     modes = mode_changes(subject, given)
     space = replace(space, facts={**space.facts, "keep": sorted(choices.keep), "limits": limits, "modes": modes})
+    ranks = {name: carried[name] for name in PARALLEL if name in carried}
+    if ranks and gpus_of(given) <= subject.gpus:  # of a command beyond them, each point would break the rule
+        space = replace(space, facts={**space.facts, "ranks": ranks})
     space = replace(space, seeds=_all_seeds(space, given, asked, user.seeds if user else (), prior.seeds, rank))
     return space.with_learned(learned) if learned is not None else space
 

@@ -61,6 +61,8 @@ def test_ranks_that_every_trial_carries_take_gpus_from_the_splits() -> None:
     piped = made(4, baseline={"pipeline_parallel_size": 2})
     assert set(splits(piped)) <= {(2, 1), (1, 2)}
     assert splits(piped)[0] == (2, 1)
+    beyond = piped.violations({**piped.default_point(), TENSOR: 4})
+    assert "more_ranks_than_gpus" in [violation.rule for violation in beyond], "no proposal may take more GPUs than there are"
     kept = made(8, baseline={REPLICAS: 2}, choices=Choices(keep=frozenset({REPLICAS})))
     assert REPLICAS not in kept
     assert {tensor for tensor, _ in splits(kept)} == {4}
