@@ -247,7 +247,7 @@ def _nothing_feasible(progress: Progress, reason: str) -> Recommendation:
         baseline_metrics=dict(baseline.record.metrics.values) if baseline and baseline.record.metrics else {},
         rejected=_rejections(progress),
         trials=_counts(progress),
-        notes=tuple(notes),
+        notes=(*notes, *progress.setup.notes),
     )
 
 

@@ -79,11 +79,14 @@ def left_out(
 
 def left_out_notes(progress: Progress, winner: EngineConfig) -> list[str]:
     """The same in words: a flag that vanishes from a command has to be named."""
-    given = "the command in use" if progress.setup.baseline else "the repaired baseline"
     return [
-        f"{flags_text({row.name: row.value})} of {given} is left out: {_instead(progress, row.name)}"
+        f"{flags_text({row.name: row.value})} of {_origin(progress, row.name)} is left out: {_instead(progress, row.name)}"
         for row in left_out(progress, winner)
     ]
+
+
+def _origin(progress: Progress, name: str) -> str:
+    return "the repaired baseline" if name in progress.repaired else "the command in use"
 
 
 def _instead(progress: Progress, name: str) -> str:

@@ -226,10 +226,12 @@ def unsearched_note(progress: Progress) -> list[str]:
 
 
 def kept_note(progress: Progress) -> list[str]:
-    """Says it when a goodput search had nothing to gain: every request of the baseline was within its bounds."""
+    """Says it when a goodput search at a rate had nothing to gain: every request of the baseline was within its bounds."""
     first = progress.baseline
     if first is None or first.record.metrics is None or progress.setup.goal.metric != "goodput_per_s":
         return []
+    if not (first.record.environment.get("load_plan") or {}).get("rate"):
+        return []  # a closed loop has no rate to raise
     said = nothing_missed(first.record.metrics.values)
     return [said] if said else []
 

@@ -33,7 +33,7 @@ from vopt.optimizer.prepare import find_load
 from vopt.optimizer.report.redaction import clean, clean_text, known_secrets
 from vopt.optimizer.sessions import KINDS, opener
 from vopt.optimizer.streams import columns
-from vopt.optimizer.subject import Subject, find_subject
+from vopt.optimizer.subject import ASKING, Subject, find_subject
 from vopt.optimizer.traffic import workload_from_metrics
 from vopt.optimizer.trial import Blame, Deadlines, EngineFailure, Failed, Phase, TrialSpec
 
@@ -73,7 +73,7 @@ class Told:
     notes: list[str] = field(default_factory=list)
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Note):
+        if isinstance(event, Note) and not event.text.startswith(ASKING):
             self.notes.append(event.text)
         self.listener(event)
 
@@ -167,7 +167,7 @@ def work_directory(data_dir: Path | None) -> Iterator[Path]:
 
 
 def _bench_engine(options: BenchOptions, asked: Asked, slos: Mapping[str, float], directory: Path, told: Told) -> BenchOutcome:
-    subject = find_subject(options)
+    subject = find_subject(options, told.say)
     load = find_load(options, subject, told.say, replay=asked.arrivals is Arrivals.REPLAY)
     asked = replayed(asked, load.workload)
     say_left_out(subject, told.say)

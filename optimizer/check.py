@@ -19,7 +19,7 @@ from vopt.optimizer.check_flags import (
     unknown,
     variables,
 )
-from vopt.optimizer.command import Flag, LaunchCommand, shell_line, to_argv
+from vopt.optimizer.command import Flag, LaunchCommand, argument_words, shell_line, to_argv
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.not_simulated import left_out
@@ -189,6 +189,10 @@ def _corrected(
             continue
         old = retired().get(canonical(flag.written)) if flag.name is None else None
         if old is not None and old.merge:
+            if not isinstance(config.get(old.merge) or {}, Mapping):
+                notes.append(
+                    f"{' '.join(argument_words(old.merge, config[old.merge], schema))} is dropped: it is no JSON object"
+                )
             config = merged(config, old, flag)
             continue
         words = instead_of(old, flag, schema) if old is not None else ()

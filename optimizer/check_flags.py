@@ -118,10 +118,11 @@ def instead_of(old: Retired, flag: Flag, schema: Arguments) -> tuple[str, ...]:
 
 
 def merged(config: dict[str, Any], old: Retired, flag: Flag) -> dict[str, Any]:
-    """``config`` with a retired flag's value in the JSON argument that holds it now."""
+    """``config`` with a retired flag's value in the JSON argument that holds it now, in place of one that is no object."""
     assert old.merge is not None
     assert old.key is not None
-    part = dict(config.get(old.merge) or {})
+    held = config.get(old.merge)
+    part = dict(held) if isinstance(held, Mapping) else {}
     part[old.key] = _retired_word(flag.words[0] if flag.words else "")
     if old.merge == "speculative_config":
         part |= {"method": _method(part)} if _method(part) else {}
@@ -144,10 +145,11 @@ def _method(part: Mapping[str, Any]) -> str | None:
 
 
 def _retired_word(word: str) -> Any:
-    """A retired flag's value as JSON holds it: numbers and objects as such, everything else as text."""
+    """A retired flag's value as JSON holds it: finite numbers and objects as such, everything else as text."""
     try:
         value = json.loads(word)
-    except json.JSONDecodeError:
+        json.dumps(value, allow_nan=False)  # Python reads NaN and 1e999, which JSON has not
+    except ValueError:
         return word
     return value if isinstance(value, (int, float, dict)) and not isinstance(value, bool) else word
 

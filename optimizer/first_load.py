@@ -87,7 +87,7 @@ def first_load(asked: Asked, load_once: LoadOnce, say: Callable[[str], None]) ->
         say(f"rate: {plan.rate:.3g} requests/s, for the baseline's queue grew at more")
         probes.append(load)
         load = load_once(plan)
-    if asked.slos and (said := nothing_missed(compute_metrics(load, slos=asked.slos).values)):
+    if asked.slos and plan.rate is not None and (said := nothing_missed(compute_metrics(load, slos=asked.slos).values)):
         say(said)
     measurement = None
     if load.status in (LoadStatus.COMPLETE, LoadStatus.UNSTEADY):

@@ -306,12 +306,14 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 def so_far(records: Sequence[TrialRecord], setup: SearchSetup) -> str:
     """What an interrupted search knows: how many starts are kept, and the best configuration of the search yet."""
     kept = f"{len(records)} engine {'start is' if len(records) == 1 else 'starts are'} kept"
-    baseline = next((record.metrics for record in records if record.stage is Stage.SEARCH), None)
+    start = next((record for record in records if record.stage is Stage.SEARCH and record.metrics), None)
+    baseline = start.metrics if start is not None else None
     judged = [judge(record, setup.goal, baseline) for record in records if record.stage in SAMPLED_STAGES]
     ranked = [one for one in judged if one.may_win and one.merit is not None]
     if not ranked:
         return f"{kept}, none with a result yet"
-    best, first = max(ranked, key=lambda one: one.merit or 0.0), judged[0]
+    best = max(ranked, key=lambda one: one.merit or 0.0)
+    first = next(one for one in judged if one.record is start)
     against = ""
     if best is not first and first.merit is not None and best.merit is not None:
         against = f", {math.exp(best.merit - first.merit) - 1:+.1%} against the baseline, unconfirmed"

@@ -6,6 +6,7 @@ could know (the output of a command) is left out of the environment by name, and
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ _TALK = frozenset(
 )
 _QUIET = frozenset({"set", "echo", "printf", "wait", "true", ":", "tee", "exit", "[", "[[", "test", "for", "case", "select"})
 _GOES_ON = frozenset({"cd", "source", ".", "echo", "mkdir", "ulimit", "set", "module", "conda", "pushd", "sleep", "shopt", ":"})
+_READING = frozenset({"read", "mapfile", "readarray"})
+_TAKES_ONE = re.compile(r"-[a-zA-Z]*[dinNptu]")
 _FUNCTION = re.compile(r"(?m)^\s*(?:function\s+)?([\w-]+)\s*\(\)|^\s*function\s+([\w-]+)\s*\{")
 _TRANSPARENT = frozenset({"exec", "nohup", "env", "time", "command", "setsid", "uv", "run", "builtin", "--"})
 
@@ -117,6 +120,8 @@ class _Shell:
         elif head.rsplit("/", 1)[-1] in ("bash", "sh", "eval") and "vllm" in words[-1].literal:
             self.run(simple_commands(words[-1].literal))
         else:
+            for name in _filled(words):
+                state.forget(name)
             self._command(words, command)
 
     def _command(self, words: tuple[Word, ...], command: SimpleCommand) -> None:
@@ -174,6 +179,19 @@ class _Shell:
                 self.left_out.append(f"{named} (its value is not in the file)")
         self.left_out += [_short(word, whole=True) for word in command if word.startswith("--env-file")]
         return environment_of((*(f"{name}={value}" for name, value in environment.items()), *by_name))
+
+
+def _filled(words: Sequence[Word]) -> list[str]:
+    """The variables that a loop or ``read`` fills while the script runs."""
+    texts = [word.literal for word in words]
+    while texts and name_in(words[len(words) - len(texts)]):
+        texts.pop(0)
+    if texts[:1] in (["for"], ["select"]):
+        return [name for name in texts[1:2] if name.isidentifier()]
+    if not texts or texts[0] not in _READING:
+        return []
+    names = [text for before, text in itertools.pairwise(texts) if not _TAKES_ONE.fullmatch(before)]
+    return [name for name in names if name.isidentifier()] or ["REPLY"]
 
 
 def _start(fields: Sequence[str]) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from vopt.objectives.metrics import LATENCIES, Metrics, compute_metrics
 from vopt.objectives.records import LoadResult, LoadStatus
-from vopt.optimizer.first_load import LOWER, LOWERED, MOST_LOADS, NUMBERS_APART, LoadOnce, first_load, found_rate
+from vopt.optimizer.first_load import LOWER, LOWER_GOODPUT, LOWERED, MOST_LOADS, NUMBERS_APART, LoadOnce, first_load, found_rate
 from vopt.optimizer.history import TrialRecord
 from vopt.optimizer.load.plan import Arrivals, LoadPlan
 from vopt.optimizer.load.source import RequestSource
@@ -29,7 +29,7 @@ def found_plan(
     """The baseline's second load, and the plan that all later ones have (``None``: it did not come to its end).
 
     The rate is what was asked for, else ``found_rate`` of the requests per second that the closed loop before it finished,
-    lowered by a quarter (at most twice) where the baseline's queue grows at it.
+    lowered (at most twice, as ``first_load`` does) where the baseline's queue grows at it.
     """
     rate, tries = asked.rate, 1
     if rate is None:
@@ -39,7 +39,7 @@ def found_plan(
         tries -= 1
         if found.load.status is not LoadStatus.OVERLOADED or not tries:
             return found.load, found.measurement.plan if found.measurement is not None else None
-        rate *= LOWER
+        rate *= LOWER_GOODPUT if asked.slos else LOWER
         say(f"rate: {rate:.3g} requests/s, for the baseline's queue grew at more")
 
 

@@ -65,6 +65,12 @@ class ShellState:
         if exported or self.export_all or inherited:
             self.exported[name] = None
 
+    def forget(self, name: str) -> None:
+        """``name`` gets a value that only a real shell knows."""
+        self.variables[name] = None
+        if self.export_all or name in self.outside:
+            self.exported[name] = None
+
     def assigned(self, word: Word) -> str:
         """The value of ``NAME=value``: no splitting; what is not set is empty, as a shell has it. Holes stay in."""
         first, *others = word.pieces

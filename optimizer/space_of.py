@@ -32,7 +32,7 @@ from vopt.optimizer.secrecy import refuse_secret
 from vopt.optimizer.setup import Budget, Pinned, SearchSetup, Timing
 from vopt.optimizer.space_report import SPACE_WIDTH, space_document, space_text
 from vopt.optimizer.streams import columns
-from vopt.optimizer.subject import Machine, Subject, find_arguments, find_machine, find_subject, interpreter_of
+from vopt.optimizer.subject import ASKING, Machine, Subject, find_arguments, find_machine, find_subject, interpreter_of
 from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.typed_files import read_typed
 from vopt.search_spaces.arguments import Arguments
@@ -273,8 +273,10 @@ def describe_space(options: CheckedSpaceOptions) -> SpaceAnswer:
         if verdict.possible is Possible.CANNOT:
             text += f"\nWithout a repair the baseline cannot start here: {verdict.reason}\n"
             document = {**document, "default_violations": [verdict.reason]}
+    if notes := [note for note in said if not note.startswith(ASKING)]:
+        text += "".join(f"\n{note}\n" for note in notes)
+        document = {**document, "notes": notes}
     if subject.front_end:
-        text += f"\n{said[-1]}\n"
         document = {**document, "front_end": list(subject.front_end)}
     return SpaceAnswer(text, document)
 

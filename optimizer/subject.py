@@ -31,6 +31,8 @@ from vopt.search_spaces.shape import ModelShape
 from vopt.search_spaces.subject import Subject as SpaceSubject
 
 NEWEST = "0.33.0"
+ASKING = "asking the vLLM of"
+"""Begins the one thing said by ``find_subject`` that is about its progress, not about the command in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ def find_subject(
     if not machine.simulated:
         probe.see(gpus.cuda_environment(machine.uuids))
         probe.wake()
-        say(f"asking the vLLM of {python} for its arguments and for its view of the model")
+        say(f"{ASKING} {python} for its arguments and for its view of the model")
     schema = find_arguments(probe, machine, options.vllm_version, installed=options.python is not None)
     command = command_in_use(options, schema, say)
     name = _model_name(options.model, command)

@@ -15,6 +15,8 @@ from vopt.search_spaces.learned import Learned
 from vopt.search_spaces.memory import Calibration
 from vopt.search_spaces.parameter import Inactive, Parameter, Seed, same
 from vopt.search_spaces.parse import PriorSeed, SpaceFile, mode_file, mode_for
+from vopt.search_spaces.relief import gpus_of
+from vopt.search_spaces.rules_engine import PARALLEL
 from vopt.search_spaces.space import SearchSpace
 from vopt.search_spaces.splits import splits
 from vopt.search_spaces.subject import Subject, memory_check, model_facts
@@ -72,10 +74,14 @@ def build_space(
         checks=(memory_check(subject, calibration),) if subject.shape is not None else (),
     )
     carried = {name: value for name, value in of.baseline.items() if name not in space}
+    given = {**choices.set, **carried}
     limits = limits_of((*active, *dormant), choices, user)
-    modes = mode_changes(subject, {**choices.set, **carried})
+    modes = mode_changes(subject, given)
     space = replace(space, facts={**space.facts, "keep": sorted(choices.keep), "limits": limits, "modes": modes})
-    space = replace(space, seeds=_all_seeds(space, asked, user.seeds if user else (), prior.seeds, rank))
+    ranks = {name: carried[name] for name in PARALLEL if name in carried}
+    if ranks and gpus_of(given) <= subject.gpus:  # of a command beyond them, each point would break the rule
+        space = replace(space, facts={**space.facts, "ranks": ranks})
+    space = replace(space, seeds=_all_seeds(space, given, asked, user.seeds if user else (), prior.seeds, rank))
     return space.with_learned(learned) if learned is not None else space
 
 
@@ -83,19 +89,24 @@ Rank = Callable[[Mapping[str, Any]], float]
 
 
 def _all_seeds(
-    space: SearchSpace, asked: Sequence[PriorSeed], user: Sequence[PriorSeed], prior: Sequence[PriorSeed], rank: Rank | None
+    space: SearchSpace,
+    given: Mapping[str, Any],
+    asked: Sequence[PriorSeed],
+    user: Sequence[PriorSeed],
+    prior: Sequence[PriorSeed],
+    rank: Rank | None,
 ) -> tuple[Seed, ...]:
     """What the user asked for, then the user's and the mode's priors. On several GPUs the widest split of the model comes
     before these and the others between them; everything else stands on the best of the splits, since on fewer GPUs than there
     are it would only show what idle GPUs cost."""
-    open_ = [one for one in splits(space) if not space.violations({**space.default_point(), **one.values})]
-    wide = _seeds(space, open_, None)
+    open_ = [one for one in splits(space, given) if not space.violations({**space.default_point(), **one.values})]
+    wide = _seeds(space, given, open_, None)
     if not wide:
-        return _distinct(_seeds(space, asked, rank), _seeds(space, (*user, *prior), rank))
+        return _distinct(_seeds(space, given, asked, rank), _seeds(space, given, (*user, *prior), rank))
     best = _split_of(space, _ranked(space, wide, rank)[0])
 
     def on_best(priors: Sequence[PriorSeed]) -> tuple[Seed, ...]:
-        return _seeds(space, [replace(one, values={**best, **one.values}) for one in priors], rank)
+        return _seeds(space, given, [replace(one, values={**best, **one.values}) for one in priors], rank)
 
     return _distinct(on_best(asked), wide[:1], on_best(user), _ranked(space, wide[1:], rank), on_best(prior))
 
@@ -117,8 +128,10 @@ def _ranked(space: SearchSpace, seeds: Sequence[Seed], rank: Rank | None) -> tup
     return tuple(sorted(seeds, key=lambda seed: -rank({**space.facts["set"], **space.config(seed.point)})))
 
 
-def _seeds(space: SearchSpace, priors: Sequence[PriorSeed], rank: Rank | None) -> tuple[Seed, ...]:
-    """The priors that lie in the space and differ from the default, repaired; best rank first where there is one."""
+def _seeds(space: SearchSpace, given: Mapping[str, Any], priors: Sequence[PriorSeed], rank: Rank | None) -> tuple[Seed, ...]:
+    """The priors that lie in the space, differ from the default and have a GPU for each rank, those of ``given`` included,
+    repaired; best rank first where there is one."""
+    gpus = int(space.facts.get("gpus") or 1)
     found: list[Seed] = []
     taken = [space.default_point()]
     for prior in priors:
@@ -127,6 +140,8 @@ def _seeds(space: SearchSpace, priors: Sequence[PriorSeed], rank: Rank | None) -
             continue
         point, notes = space.repair({**space.default_point(), **inside})
         if any(point == other for other in taken) or space.violations(point):
+            continue
+        if gpus_of({**given, **space.config(point)}) > gpus:
             continue
         taken.append(point)
         found.append(Seed(point, f"{prior.why} ({prior.source})" + (f"; {'; '.join(notes)}" if notes else "")))

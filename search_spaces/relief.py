@@ -7,6 +7,7 @@ larger share of each GPU's memory, where the arithmetic is sure of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -17,15 +18,24 @@ Fit = Callable[[Mapping[str, Any]], Possible]
 """Sees the complete engine config (``--set`` included) and says whether its memory suffices."""
 
 TENSOR, SHARE = "tensor_parallel_size", "gpu_memory_utilization"
-_OTHERS = ("data_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
+REPLICAS = "data_parallel_size"
+_WITHIN = ("pipeline_parallel_size", "prefill_context_parallel_size")
+
+
+def ranks_within(config: Mapping[str, Any]) -> int:
+    """How many ranks a config has for each one of tensor and of data parallelism."""
+    return math.prod(int(config.get(name) or 1) for name in _WITHIN)
+
+
+def gpus_of(config: Mapping[str, Any]) -> int:
+    """How many GPUs a config takes."""
+    return ranks_within(config) * math.prod(int(config.get(name) or 1) for name in (TENSOR, REPLICAS))
 
 
 def more_gpus(config: Mapping[str, Any], gpus: int, sizes: Iterable[Any], fit: Fit | None) -> dict[str, Any] | None:
     """Tensor parallelism over more of the GPUs: the smallest of ``sizes`` that surely fits, else the largest; ``None`` where
     no larger one has room beside the config's other ranks."""
-    ranks = 1
-    for name in _OTHERS:
-        ranks *= int(config.get(name) or 1)
+    ranks = ranks_within(config) * int(config.get(REPLICAS) or 1)
     now = int(config.get(TENSOR) or 1)
     larger = sorted(size for size in sizes if isinstance(size, int) and now < size and size * ranks <= gpus)
     if not larger:

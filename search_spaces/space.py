@@ -35,8 +35,9 @@ class SearchSpace:
     """The domain of one study. Immutable; equal spaces have equal digests.
 
     ``facts`` is JSON: ``version``, ``model``, ``gpu``, ``gpus``, ``resolved`` (vLLM's own values), ``set`` (in every trial),
-    ``forbidden`` and ``acceptance_length``. ``dormant`` parameters are complete but not searched until evidence reopens them;
-    their reasons are in ``inactive``. ``checks`` (memory arithmetic) are not stored: ``with_checks`` after ``from_json``.
+    ``ranks`` (sizes of the command in use that no parameter covers, where there are any), ``forbidden`` and
+    ``acceptance_length``. ``dormant`` parameters are complete but not searched until evidence reopens them; their reasons are
+    in ``inactive``. ``checks`` (memory arithmetic) are not stored: ``with_checks`` after ``from_json``.
     """
 
     parameters: tuple[Parameter, ...]
@@ -114,7 +115,7 @@ class SearchSpace:
 
     def violations(self, point: Point) -> tuple[Violation, ...]:
         """Every reason not to start this point; empty for one that may be tried."""
-        config = {**self.facts.get("set", {}), **self.full_config(point)}
+        config = {**self.facts.get("set", {}), **self.facts.get("ranks", {}), **self.full_config(point)}
         found = [*rule_violations(config, self.facts), *forbidden_violations(point, self.facts.get("forbidden", ()))]
         found += self.learned.violations(point, self.default_point())
         found += [violation for check in self.checks if (violation := check(config)) is not None]

@@ -9,18 +9,23 @@ since it fits when anything does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from vopt.search_spaces.parse import PriorSeed
-from vopt.search_spaces.relief import TENSOR
+from vopt.search_spaces.relief import REPLICAS, TENSOR, ranks_within
 from vopt.search_spaces.space import SearchSpace
 
-REPLICAS = "data_parallel_size"
 SOURCE = "GPUs"
 
 
-def splits(space: SearchSpace) -> tuple[PriorSeed, ...]:
-    """The splits over all GPUs of a space that it leaves open, the widest tensor parallelism first; empty for one GPU."""
-    gpus = int(space.facts.get("gpus") or 1)
-    tensor, replicas = (_sizes(space, name) for name in (TENSOR, REPLICAS))
+def splits(space: SearchSpace, carried: Mapping[str, Any]) -> tuple[PriorSeed, ...]:
+    """The splits over all GPUs of a space that it leaves open, the widest tensor parallelism first; empty for one GPU.
+
+    ``carried`` is what every trial has beside the space's dimensions: its ranks need GPUs of their own.
+    """
+    gpus = int(space.facts.get("gpus") or 1) // ranks_within(carried)
+    tensor, replicas = (_sizes(space, carried, name) for name in (TENSOR, REPLICAS))
     if gpus < 2 or (TENSOR not in space and REPLICAS not in space):
         return ()
     pairs = [(t, d) for t in tensor for d in replicas if t * d <= gpus]
@@ -29,10 +34,10 @@ def splits(space: SearchSpace) -> tuple[PriorSeed, ...]:
     return tuple(PriorSeed(_values(space, t, d), _why(t, d), SOURCE) for t, d in full)
 
 
-def _sizes(space: SearchSpace, name: str) -> list[int]:
+def _sizes(space: SearchSpace, carried: Mapping[str, Any], name: str) -> list[int]:
     if name in space:
         return [int(value) for value in space[name].values]
-    return [int(space.facts.get("set", {}).get(name) or 1)]
+    return [int(carried.get(name) or 1)]
 
 
 def _values(space: SearchSpace, tensor: int, replicas: int) -> dict[str, int]:

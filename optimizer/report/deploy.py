@@ -165,7 +165,7 @@ def argv_from_yaml(text: str) -> tuple[str, ...]:
     """
     try:
         mapping = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that there is not
         raise UsageError(f"The file is not YAML: {wording.one_line(str(error), 200)}", hint="max-num-seqs: 512") from error
     if not isinstance(mapping, dict):
         raise UsageError("A vLLM configuration file holds a mapping of option names to values.", hint="max-num-seqs: 512")
@@ -184,6 +184,8 @@ def is_configuration(text: str) -> bool:
         mapping = yaml.safe_load(text)
     except yaml.YAMLError:
         return False
+    except ValueError:
+        return True  # valid syntax with a date that there is not: ``argv_from_yaml`` says so
     return isinstance(mapping, dict) and all(re.fullmatch(r"[A-Za-z][\w.-]*", str(key)) for key in mapping)
 
 

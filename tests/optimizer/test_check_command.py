@@ -182,6 +182,8 @@ def test_the_report_of_a_space() -> None:
         ("--task generate", "retired", "--runner", ""),
         ("--kv-cache-dtype fp9", "invalid", "takes auto", ""),
         ("--speculative-config {method:ngram}", "invalid", "not valid JSON", ""),
+        ("--hf-overrides foo --rope-theta 1e6", "good", "known", "--hf-overrides '{\"rope_theta\":1000000.0}'"),
+        ("--rope-theta NaN", "retired", "part of the model", '--hf-overrides \'{"rope_theta":"NaN"}\''),
         ("--compilation-config.cudagraph_mode FULL", "good", "known", '--compilation-config \'{"cudagraph_mode":"FULL"}\''),
     ],
 )

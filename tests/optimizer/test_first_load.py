@@ -14,6 +14,7 @@ from vopt.optimizer.first_load import NUMBERS_APART, NumberedLoads, first_load
 from vopt.optimizer.load.plan import Arrivals, LoadPlan
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.measurement import Asked
+from vopt.optimizer.second_load import found_plan
 from vopt.optimizer.trial import EngineFailure
 
 SOURCE = RequestSource(lengths=((10, 4),) * 64, first_number=7)
@@ -180,3 +181,18 @@ def test_a_found_rate_at_which_the_queue_grows_after_all_is_lowered() -> None:
     assert "queue grew" in said[-1]
     found = first_load(Asked(Arrivals.POISSON, rate=9.0, window_s=60.0), engine.once(), said.append)
     assert found.measurement is None, "a typed rate is the user's"
+
+
+@pytest.mark.parametrize(("slos", "factor"), [({}, 0.75), (BOUNDS, 0.9)])
+def test_a_second_load_is_lowered_by_what_its_goal_allows(slos: dict[str, float], factor: float) -> None:
+    engine = Bounded(1e9, grows_from=4.5)
+    closed = finished(LoadPlan(Arrivals.CLOSED, 60.0, concurrency=128), 8.0)
+    load, plan = found_plan(Asked(Arrivals.POISSON, window_s=60.0, slos=slos), closed, engine.once(), lambda text: None)
+    assert plan is not None
+    assert load.rate == pytest.approx(0.6 * factor * 8.0 * 60 / 61, rel=0.02)
+
+
+def test_a_closed_loop_is_not_said_to_need_a_higher_rate() -> None:
+    engine, said = Bounded(1e9), []
+    first_load(Asked(Arrivals.CLOSED, concurrency=128, window_s=60.0, slos=BOUNDS), engine.once(), said.append)
+    assert not any("--rate" in text for text in said)

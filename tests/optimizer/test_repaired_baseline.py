@@ -14,12 +14,15 @@ from landscapes import MemoryStudy
 
 from vopt.objectives.metrics import Metrics
 from vopt.objectives.records import LoadStatus
+from vopt.optimizer.answer_baseline import left_out_notes
 from vopt.optimizer.engine.roofline import estimate
 from vopt.optimizer.engine.simulated_failures import start_failure
 from vopt.optimizer.history import Arm, FailureSummary, Stage, StudyRecord, TrialRecord, TrialRequest
+from vopt.optimizer.judge import judge
 from vopt.optimizer.load.workload import named
 from vopt.optimizer.options import SearchOptions
 from vopt.optimizer.prepare import find_asked, find_goal
+from vopt.optimizer.progress import Progress
 from vopt.optimizer.recommend import Recommendation, Verdict
 from vopt.optimizer.report.document import answer_document
 from vopt.optimizer.report.shell import shell_script
@@ -215,3 +218,16 @@ def test_a_flag_of_the_command_in_use_does_not_vanish_silently() -> None:
     assert (row.value, row.kept) == (64, False)
     assert "vLLM's own value (1024)" in row.reason
     assert any(note.startswith("--max-num-seqs 64 of the command in use is left out") for note in answer.notes)
+
+
+def test_what_the_repair_added_is_not_said_to_be_of_the_command_in_use() -> None:
+    command = ["vllm", "serve", "Qwen/Qwen3-32B", "--max-num-seqs", "64"]
+    setup, subject = setup_of("h100", model=None, command=command)
+    failed = engine(subject, {})(TrialRequest("0", setup.baseline, Stage.SEARCH))
+    progress = Progress(setup, (judge(failed, setup.goal, None),))
+    assert list(progress.repaired) == ["gpu_memory_utilization"]
+    notes = left_out_notes(progress, EngineConfig())
+    assert {note.partition(" is left out")[0].partition(" of ")[::2] for note in notes} == {
+        ("--max-num-seqs 64", "the command in use"),
+        ("--gpu-memory-utilization 0.94", "the repaired baseline"),
+    }

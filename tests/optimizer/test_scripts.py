@@ -126,6 +126,11 @@ def test_what_is_left_out_is_named_without_secrets(text: str, left_out: tuple[st
     assert all(one in note for one in left_out)
 
 
+def test_other_variables_are_as_known_in_a_loop_as_outside_it() -> None:
+    text = "A=1\nfor i in 1 2; do sleep 1; done\nread -r -p A -t 5 B\nfor ((j=0; j<2; j++)); do :; done\nvllm serve m --a $A"
+    assert read(text).words == ("vllm", "serve", "m", "--a", "1")
+
+
 def test_what_this_shell_fills_in_is_named() -> None:
     script = read('export X="$HOME/x"\nvllm serve $WEIGHTS/m')
     assert script.words == ("X=/home/me/x", "vllm", "serve", "/data/w/m")
@@ -140,6 +145,13 @@ def test_what_this_shell_fills_in_is_named() -> None:
         ("vllm serve m --port ${PORT%x}", r"holds \$\{PORT%x\}"),
         ('vllm serve m --x "$NOBODY"', r"holds \$NOBODY"),
         ("if x; then M=a; fi\nvllm serve $M", r"holds \$M"),
+        ("for M in a b; do vllm serve $M; done", r"holds \$M"),
+        ("M=a\nfor M in c d; do vllm serve $M; done", r"holds \$M"),
+        ("M=a; select M in c d; do vllm serve $M; done", r"holds \$M"),
+        ("N=64; read N; vllm serve m --max-num-seqs $N", r"holds \$N"),
+        ("N=64\nwhile IFS=, read -r M N; do vllm serve m --n $N; done < f", r"holds \$N"),
+        ("read -rp 'which one? ' WEIGHTS\nvllm serve $WEIGHTS", r"holds \$WEIGHTS"),
+        ("read; vllm serve $REPLY", r"holds \$REPLY"),
         ("vllm serve m --api-key $VLLM_API_KEY", "api_key as a value"),
         ("vllm serve m --hf-token=$HF_TOKEN", "hf_token as a value"),
         ("echo hello vllm", "holds 0 'vllm serve' commands"),
@@ -153,6 +165,15 @@ def test_what_cannot_be_read_is_an_error_that_says_why(text: str, message: str) 
     with pytest.raises(UsageError, match=message) as caught:
         read(text)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(("name", "text"), [("run.yaml", "model: m\ndate: 2001-99-99\n"), ("x", "date: 2001-99-99\n# vllm\n")])
+def test_a_date_that_there_is_not_is_an_error_in_words(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match="month must be"):
+        file_command(tmp_path / name, "--from")
+    with pytest.raises(UsageError, match="month must be"):
+        with_config_file(parse_command(f"vllm serve m --config {tmp_path / name}", SCHEMA), SCHEMA)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,20 @@ def test_what_the_user_fixed_of_a_split_stays() -> None:
     assert set(splits(made(4, choices=Choices(keep=frozenset({REPLICAS}))))) == {(4, 1)}
 
 
+def test_ranks_that_every_trial_carries_take_gpus_from_the_splits() -> None:
+    piped = made(4, baseline={"pipeline_parallel_size": 2})
+    assert set(splits(piped)) <= {(2, 1), (1, 2)}
+    assert splits(piped)[0] == (2, 1)
+    beyond = piped.violations({**piped.default_point(), TENSOR: 4})
+    assert "more_ranks_than_gpus" in [violation.rule for violation in beyond], "no proposal may take more GPUs than there are"
+    kept = made(8, baseline={REPLICAS: 2}, choices=Choices(keep=frozenset({REPLICAS})))
+    assert REPLICAS not in kept
+    assert {tensor for tensor, _ in splits(kept)} == {4}
+    full = made(2, baseline={"pipeline_parallel_size": 2})
+    assert full.seeds
+    assert set(splits(full)) == {(1, 1)}, "no GPU is left to split over"
+
+
 def test_seeds_of_the_users_own_file_come_before_all_splits_but_the_widest() -> None:
     text = "[[seeds]]\nset = { max_num_seqs = 512 }\n"
     space = made(8, user=parse_space(text, "own.toml", base_declarations()))

@@ -150,7 +150,9 @@ def test_an_option_given_twice_has_no_yaml() -> None:
         config_mapping(("vllm", "serve", "m", "--a", "1", "--a", "2"))
 
 
-@pytest.mark.parametrize(("text", "rule"), [("- 1\n- 2\n", "mapping"), ("a: [1", "not YAML")])
+@pytest.mark.parametrize(
+    ("text", "rule"), [("- 1\n- 2\n", "mapping"), ("a: [1", "not YAML"), ("date: 2001-99-99", "month must be")]
+)
 def test_a_file_that_is_no_configuration_is_refused(text: str, rule: str) -> None:
     with pytest.raises(UsageError, match=rule):
         argv_from_yaml(text)
