@@ -38,11 +38,13 @@ from vopt.optimizer.verdict import (
     baseline_breach,
     beats_baseline_unconfirmed,
     confirmation,
+    deciding_soak,
     failure_allowance,
     gain_of,
     held_back,
     mean_metrics,
     refusal,
+    refused_by_soak,
     soak_of,
     success_bound,
     unproven,
@@ -73,14 +75,14 @@ def _answer(progress: Progress, finish: Finish) -> Recommendation:
 
 def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
     breaks = baseline_breach(progress, seen)
-    soak = soak_of(progress, seen.arms.finalist, seen.arms.lite)
     arm = winner(progress, seen)
-    soak_failed = _refused_by_soak(progress, seen, arm or seen.finalist, soak)
+    best = (arm or unproven(progress, seen) or seen.finalist).config
+    soak, soak_failed = deciding_soak(progress, seen, best), refused_by_soak(progress, seen, best)
     if arm is not None and not soak_failed:
-        return _winner(progress, seen, arm, soak, breaks)
+        return _winner(progress, seen, arm, breaks)
     if not soak_failed and not breaks and (lead := unproven(progress, seen)) is not None:
         reason = f"unconfirmed: {why(progress, seen, lead)}; vopt resume with --rounds 3 gives one"
-        return replace(_winner(progress, seen, lead, soak, ""), verdict=Verdict.UNCONFIRMED, reason=reason)
+        return replace(_winner(progress, seen, lead, ""), verdict=Verdict.UNCONFIRMED, reason=reason)
     refused = refusal(progress, seen.finalist, seen.baseline)
     if breaks:
         reason = f"the baseline breaks its limits ({breaks}), and the finalist cannot take its place: {soak_failed or refused}"
@@ -91,7 +93,7 @@ def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
     if soak_failed:
         reason = f"the best configuration failed in its soak: {soak_failed}"
     elif fallen:
-        died = "; ".join(f"{start.record.label}: {start.reason}" for start in progress.fallen)
+        died = "; ".join(f"{start.record.label}: {start.reason}" for start in progress.falls.values())
         gain, reason = None, f"no finalist came through its confirmation ({died}), so the baseline stays"
     elif refused:
         reason = f"the best configuration cannot be recommended: {refused}"
@@ -111,7 +113,7 @@ def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
     return _no_gain(progress, reason, gain, metrics, extra, said)
 
 
-def _winner(progress: Progress, seen: Confirmation, arm: ArmResult, soak: Judged | None, breaks: str) -> Recommendation:
+def _winner(progress: Progress, seen: Confirmation, arm: ArmResult, breaks: str) -> Recommendation:
     gain = gain_of(progress, seen, arm)
     moved, notes = drift_notes(progress, gain)
     reason = by_limits(progress, seen, arm, breaks) if breaks else f"better: {why(progress, seen, arm)}"
@@ -140,7 +142,7 @@ def _winner(progress: Progress, seen: Confirmation, arm: ArmResult, soak: Judged
         rejected=_rejections(progress),
         trials=_counts(progress),
         success=bound,
-        soak=soak_text(progress, soak),
+        soak=soak_text(progress, soak_of(progress, arm.config)),
         notes=(*meaning_notes(progress, arm.config), *caveats(progress, arm.config), *notes, *general_notes(progress)),
         baseline_breaks=breaks,
     )
@@ -320,14 +322,6 @@ def _counts(progress: Progress) -> dict[str, int]:
         "failed": sum(judged.record.failure is not None for judged in progress.history),
         "stopped_early": sum(judged.record.status is LoadStatus.STOPPED_EARLY for judged in progress.history),
     }
-
-
-def _refused_by_soak(progress: Progress, seen: Confirmation, arm: ArmResult, soak: Judged | None) -> str:
-    """Why the soaked configuration may not be recommended after its soak; no other arm takes its place without one."""
-    if soak is None or soak.kind or soak.record.config == arm.config:
-        return _soak_failure(soak) if soak is not None else ""
-    soaked = next((one for one in (seen.lite, seen.finalist) if one is not None and one.config == soak.record.config), None)
-    return refusal(progress, soaked, seen.baseline) if soaked is not None else ""  # its failures, pooled over both stages
 
 
 def _soak_failure(soak: Judged) -> str:

@@ -10,13 +10,13 @@ import pytest
 from landscapes import Landscape, MemoryStudy, small_landscape
 
 from vopt.optimizer.arms import Arms, arms_of, round_of, series_of
-from vopt.optimizer.history import Arm, Stage, TrialRecord, TrialRequest
+from vopt.optimizer.history import Arm, FailureSummary, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.judge import judge
 from vopt.optimizer.progress import Progress
 from vopt.optimizer.recommend import Recommendation, Verdict
 from vopt.optimizer.search import search
 from vopt.optimizer.setup import Budget, EarlierBudget, Pinned, SearchSetup
-from vopt.optimizer.trial import EngineConfig
+from vopt.optimizer.trial import EngineConfig, FailureKind, Phase
 from vopt.optimizer.verdict import confirmation
 
 BEST = EngineConfig({"max_num_seqs": 512, "max_num_batched_tokens": 16384, "performance_mode": "throughput"})
@@ -215,3 +215,59 @@ def test_labels_say_round_and_series(arm: Arm, attempt: int, series: int) -> Non
 
 def test_other_labels_are_of_no_confirmation() -> None:
     assert [(round_of(label), series_of(label)) for label in ("7", "soak", "soak-s2", "drift")] == [(0, 0)] * 4
+
+
+def dying(landscape: Landscape, dies: Callable[[TrialRequest], bool], factor: Callable[[TrialRequest], float]) -> Evaluate:
+    """The engine dies in some starts, the others are as fast as the landscape times a factor."""
+
+    def evaluate(request: TrialRequest) -> TrialRecord:
+        record = scaled(landscape, factor)(request)
+        if not dies(request):
+            return record
+        failure = FailureSummary(Phase.LOAD, FailureKind.ENGINE_DIED, "illegal memory access")
+        return replace(record, status=None, metrics=None, failure=failure)
+
+    return evaluate
+
+
+def test_a_winner_whose_soak_died_makes_room_for_the_next_one() -> None:
+    landscape = small_landscape(noise=0.002)
+
+    def dies(request: TrialRequest) -> bool:
+        return request.stage is Stage.SOAK and request.config == FINALIST
+
+    def factor(request: TrialRequest) -> float:
+        return 2.0 if request.config == FINALIST else 1.0
+
+    study, evaluate = MemoryStudy(), dying(landscape, dies, factor)
+    setup = replace(first_setup(landscape, soak_s=60.0), explain=True)
+    first, made = ran(setup, study, evaluate)
+    assert first.verdict is Verdict.NO_GAIN
+    assert first.reason.startswith("the best configuration failed in its soak")
+    assert Stage.EXPLAIN not in {record.stage for record in made}
+    answer, made = ran(best_next(more(setup, study, reopened=True, trials=3)), study, evaluate)
+    assert (answer.verdict, answer.winner_config) == (Verdict.BETTER, BEST)
+    assert [(record.label, record.config) for record in made if record.stage is Stage.SOAK] == [("soak-s2", BEST)]
+    assert {record.label for record in made if record.stage is Stage.CONFIRMATION} >= {"confirm-1-finalist-s2"}
+
+
+def test_finalists_that_failed_before_take_no_try_of_those_that_more_trials_bring() -> None:
+    landscape = small_landscape(noise=0.002)
+    second, third = EngineConfig({"max_num_seqs": 128}), BEST
+    speeds = {EngineConfig(): 1.0, FINALIST: 9.0, second: 9.0, third: 2.0}
+
+    def dies(request: TrialRequest) -> bool:
+        return request.stage is Stage.CONFIRMATION and request.config in (FINALIST, second)
+
+    study = MemoryStudy()
+    evaluate = dying(landscape, dies, lambda request: speeds.get(request.config, 0.5))
+    pinned = (Pinned(FINALIST, "first"), Pinned(second, "second"))
+    setup = replace(first_setup(landscape, trials=8), pinned=pinned, space=replace(landscape.space, seeds=()))
+    setup = replace(setup, budget=replace(setup.budget, patience=1))
+    first, made = ran(setup, study, evaluate)
+    assert first.reason.startswith("no finalist came through")
+    assert {record.config for record in made if record.arm is Arm.FINALIST} == {FINALIST, second}
+    again = replace(more(setup, study, reopened=True, trials=12), pinned=(*pinned, Pinned(third, "third")))
+    answer, made = ran(again, study, evaluate)
+    assert {record.config for record in made if record.arm is Arm.FINALIST} == {third}
+    assert (answer.verdict, answer.winner_config) == (Verdict.BETTER, third)
