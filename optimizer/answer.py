@@ -24,7 +24,7 @@ from vopt.optimizer.answer_text import (
 )
 from vopt.optimizer.breach import kind_of
 from vopt.optimizer.command import flags_text
-from vopt.optimizer.explain import EXPLAIN_STARTS, explain_label
+from vopt.optimizer.explain import explained
 from vopt.optimizer.history import Stage
 from vopt.optimizer.hopeless import overloaded_at
 from vopt.optimizer.judge import Judged
@@ -171,6 +171,12 @@ def _unconfirmed(progress: Progress) -> Recommendation:
     if not baseline.feasible:
         notes.append(f"the baseline broke a limit in its start of the search ({baseline.reason}), so no gain is told")
     metrics = mean_metrics([start.record for start in starts])
+    values = [start.value for start in starts if start.value]
+
+    def worth(name: str) -> Gain | None:
+        without = [start.value for start in explained(progress, best, name, 1) if start.value]
+        return _worth_of(progress, values, without, [values])
+
     return Recommendation(
         verdict=Verdict.UNCONFIRMED,
         reason="unconfirmed: the best of the search, not measured against the baseline in fresh starts (--rounds 0)"
@@ -184,8 +190,11 @@ def _unconfirmed(progress: Progress) -> Recommendation:
         baseline_metrics=base_metrics,
         winner_metrics=metrics.values if metrics else {},
         overrides=(
-            *(Override(name, value, True, "part of the best configuration") for name, value in _own(progress, best)),
-            *left_out(progress, best),
+            *(
+                Override(name, value, True, "part of the best configuration", worth(name))
+                for name, value in _own(progress, best)
+            ),
+            *left_out(progress, best, worth),
         ),
         rejected=_rejections(progress),
         trials=_counts(progress),
@@ -273,16 +282,21 @@ def _overrides(progress: Progress, seen: Confirmation, arm: ArmResult) -> tuple[
         reason = "part of the winner" if kept else "dropped: it resolves to the default or earns less than the noise"
         if lite is not None and lite.get(name) != value:
             reason = "part of the winner: it earns less than the noise, but without it no gain is beyond the noise"
-        rows.append(Override(name, value, kept, reason, _worth(progress, name, arm.values, seen) if kept else None))
-    return (*rows, *left_out(progress, arm.config, lambda name: _worth(progress, name, arm.values, seen)))
+        rows.append(Override(name, value, kept, reason, _worth(progress, name, arm, seen) if kept else None))
+    return (*rows, *left_out(progress, arm.config, lambda name: _worth(progress, name, arm, seen)))
 
 
-def _worth(progress: Progress, name: str, values: Sequence[float], seen: Confirmation) -> Gain | None:
-    labels = [explain_label(name, start, seen.arms.series) for start in range(1, EXPLAIN_STARTS + 1)]
-    without = [start.value for label in labels if (start := progress.labelled(label)) and start.value]
-    if not without:
+def _worth(progress: Progress, name: str, arm: ArmResult, seen: Confirmation) -> Gain | None:
+    without = [start.value for start in explained(progress, arm.config, name, seen.arms.series) if start.value]
+    return _worth_of(progress, arm.values, without, seen.all_values)
+
+
+def _worth_of(
+    progress: Progress, values: Sequence[float], without: Sequence[float], others: Sequence[Sequence[float]]
+) -> Gain | None:
+    if not values or not without:
         return None
-    found = compare(values, without, [*seen.all_values, without], progress.setup.goal.direction)
+    found = compare(values, without, [*others, without], progress.setup.goal.direction)
     return Gain(found.ratio, found.low, found.high)
 
 

@@ -271,3 +271,36 @@ def test_finalists_that_failed_before_take_no_try_of_those_that_more_trials_brin
     answer, made = ran(again, study, evaluate)
     assert {record.config for record in made if record.arm is Arm.FINALIST} == {third}
     assert (answer.verdict, answer.winner_config) == (Verdict.BETTER, third)
+
+
+def test_lite_that_wins_with_more_rounds_is_soaked_and_explained_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    lite = EngineConfig({"max_num_seqs": 512, "performance_mode": "throughput"})
+    monkeypatch.setattr("vopt.optimizer.progress.lite_config", lambda *words: lite)
+    landscape = small_landscape(noise=0.002)
+    speeds = {BEST: 2.0, lite: 2.0}
+    study, evaluate = MemoryStudy(), scaled(landscape, lambda request: speeds.get(request.config, 1.0))
+    setup = replace(first_setup(landscape, rounds=1, soak_s=60.0), pinned=(Pinned(BEST, "first"),), explain=True)
+    first, made = ran(setup, study, evaluate)
+    assert (first.verdict, first.winner_config) == (Verdict.UNCONFIRMED, BEST)
+    assert [(record.label, record.config) for record in made if record.stage is Stage.SOAK] == [("soak", BEST)]
+    answer, made = ran(more(setup, study, rounds=3), study, evaluate)
+    assert (answer.verdict, answer.winner_config) == (Verdict.BETTER, lite)
+    assert [(record.label, record.config) for record in made if record.stage is Stage.SOAK] == [("soak-s2", lite)]
+    explained = [record for record in made if record.stage is Stage.EXPLAIN]
+    assert {record.config for record in explained} == {lite.without(name) for name in lite}
+    values = [record.metrics["tokens_per_s"] for record in explained if record.config == EngineConfig({"max_num_seqs": 512})]
+    worth = next(row.worth for row in answer.overrides if row.name == "performance_mode")
+    assert worth is not None
+    assert worth.ratio == pytest.approx(answer.winner_metrics["tokens_per_s"] / (sum(values) / len(values)), rel=1e-3)
+
+
+def test_what_was_explained_without_a_confirmation_is_told() -> None:
+    landscape = small_landscape(noise=0.002)
+    study = MemoryStudy()
+    answer, made = ran(replace(first_setup(landscape, rounds=0), explain=True), study, landscape.evaluator(0))
+    assert (answer.verdict, answer.winner_config) == (Verdict.UNCONFIRMED, FINALIST)
+    assert len([record for record in made if record.stage is Stage.EXPLAIN]) == 2
+    (row,) = answer.overrides
+    assert answer.gain is not None
+    assert row.worth is not None
+    assert row.worth.ratio == pytest.approx(answer.gain.ratio, rel=0.02)
