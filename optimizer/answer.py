@@ -67,7 +67,7 @@ def _answer(progress: Progress, finish: Finish) -> Recommendation:
         return _nothing_feasible(progress, finish.reason)
     seen = confirmation(progress)
     if seen is not None:
-        return _confirmed(progress, seen)
+        return replace(_confirmed(progress, seen), finalist_config=seen.finalist.config)
     if any(judged.may_win for judged in progress.searched):
         return _unconfirmed(progress)
     return _nothing_feasible(progress, "no configuration met the limits")

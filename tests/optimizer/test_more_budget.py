@@ -2,62 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from landscapes import Landscape, MemoryStudy, small_landscape
+from landscapes import MemoryStudy, small_landscape
+from reopened import BEST, FINALIST, best_next, first_setup, more, ran, scaled
 
 from vopt.optimizer.arms import Arms, arms_of, round_of, series_of
-from vopt.optimizer.history import Arm, FailureSummary, Stage, TrialRecord, TrialRequest
+from vopt.optimizer.history import Arm, Stage, TrialRequest
 from vopt.optimizer.judge import judge
 from vopt.optimizer.progress import Progress
-from vopt.optimizer.recommend import Recommendation, Verdict
-from vopt.optimizer.search import search
-from vopt.optimizer.setup import Budget, EarlierBudget, Pinned, SearchSetup
-from vopt.optimizer.trial import EngineConfig, FailureKind, Phase
+from vopt.optimizer.recommend import Verdict
+from vopt.optimizer.setup import Pinned
+from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.verdict import confirmation
-
-BEST = EngineConfig({"max_num_seqs": 512, "max_num_batched_tokens": 16384, "performance_mode": "throughput"})
-FINALIST = EngineConfig({"max_num_seqs": 512})
-Evaluate = Callable[[TrialRequest], TrialRecord]
-
-
-def first_setup(landscape: Landscape, **budget: Any) -> SearchSetup:
-    """A search that ends with ``FINALIST``: nothing but it and the baseline is measured."""
-    values = {"trials": 2, "rounds": 2, "time_s": None, "soak_s": 0.0} | budget
-    return SearchSetup(landscape.goal, landscape.space, Budget(**values), pinned=(Pinned(FINALIST, "first"),), early_end=False)
-
-
-def more(setup: SearchSetup, study: MemoryStudy, *, reopened: bool = False, **budget: Any) -> SearchSetup:
-    """The setup of the study that is resumed with another budget."""
-    starts = frozenset(record.label for record in study.records())
-    earlier = EarlierBudget(setup.budget.trials, setup.budget.rounds, starts, reopened)
-    return replace(setup, budget=replace(setup.budget, **budget), earlier=(*setup.earlier, earlier))
-
-
-def best_next(setup: SearchSetup) -> SearchSetup:
-    return replace(setup, pinned=(*setup.pinned, Pinned(BEST, "found now")))
-
-
-def ran(setup: SearchSetup, study: MemoryStudy, evaluate: Evaluate) -> tuple[Recommendation, list[TrialRecord]]:
-    """The answer, and what was started for it."""
-    before = len(study.records())
-    answer = search(setup, study, evaluate, lambda event: None)
-    return answer, list(study.records()[before:])
-
-
-def scaled(landscape: Landscape, factor: Callable[[TrialRequest], float]) -> Evaluate:
-    def evaluate(request: TrialRequest) -> TrialRecord:
-        record = landscape.evaluator(0)(request)
-        metrics = record.metrics
-        if metrics is None:
-            return record
-        values = {**metrics.values, "tokens_per_s": metrics["tokens_per_s"] * factor(request)}
-        return replace(record, metrics=replace(metrics, values=values))
-
-    return evaluate
 
 
 def test_more_trials_bring_a_new_finalist_that_is_confirmed_on_fresh_starts_alone() -> None:
@@ -215,92 +173,3 @@ def test_labels_say_round_and_series(arm: Arm, attempt: int, series: int) -> Non
 
 def test_other_labels_are_of_no_confirmation() -> None:
     assert [(round_of(label), series_of(label)) for label in ("7", "soak", "soak-s2", "drift")] == [(0, 0)] * 4
-
-
-def dying(landscape: Landscape, dies: Callable[[TrialRequest], bool], factor: Callable[[TrialRequest], float]) -> Evaluate:
-    """The engine dies in some starts, the others are as fast as the landscape times a factor."""
-
-    def evaluate(request: TrialRequest) -> TrialRecord:
-        record = scaled(landscape, factor)(request)
-        if not dies(request):
-            return record
-        failure = FailureSummary(Phase.LOAD, FailureKind.ENGINE_DIED, "illegal memory access")
-        return replace(record, status=None, metrics=None, failure=failure)
-
-    return evaluate
-
-
-def test_a_winner_whose_soak_died_makes_room_for_the_next_one() -> None:
-    landscape = small_landscape(noise=0.002)
-
-    def dies(request: TrialRequest) -> bool:
-        return request.stage is Stage.SOAK and request.config == FINALIST
-
-    def factor(request: TrialRequest) -> float:
-        return 2.0 if request.config == FINALIST else 1.0
-
-    study, evaluate = MemoryStudy(), dying(landscape, dies, factor)
-    setup = replace(first_setup(landscape, soak_s=60.0), explain=True)
-    first, made = ran(setup, study, evaluate)
-    assert first.verdict is Verdict.NO_GAIN
-    assert first.reason.startswith("the best configuration failed in its soak")
-    assert Stage.EXPLAIN not in {record.stage for record in made}
-    answer, made = ran(best_next(more(setup, study, reopened=True, trials=3)), study, evaluate)
-    assert (answer.verdict, answer.winner_config) == (Verdict.BETTER, BEST)
-    assert [(record.label, record.config) for record in made if record.stage is Stage.SOAK] == [("soak-s2", BEST)]
-    assert {record.label for record in made if record.stage is Stage.CONFIRMATION} >= {"confirm-1-finalist-s2"}
-
-
-def test_finalists_that_failed_before_take_no_try_of_those_that_more_trials_bring() -> None:
-    landscape = small_landscape(noise=0.002)
-    second, third = EngineConfig({"max_num_seqs": 128}), BEST
-    speeds = {EngineConfig(): 1.0, FINALIST: 9.0, second: 9.0, third: 2.0}
-
-    def dies(request: TrialRequest) -> bool:
-        return request.stage is Stage.CONFIRMATION and request.config in (FINALIST, second)
-
-    study = MemoryStudy()
-    evaluate = dying(landscape, dies, lambda request: speeds.get(request.config, 0.5))
-    pinned = (Pinned(FINALIST, "first"), Pinned(second, "second"))
-    setup = replace(first_setup(landscape, trials=8), pinned=pinned, space=replace(landscape.space, seeds=()))
-    setup = replace(setup, budget=replace(setup.budget, patience=1))
-    first, made = ran(setup, study, evaluate)
-    assert first.reason.startswith("no finalist came through")
-    assert {record.config for record in made if record.arm is Arm.FINALIST} == {FINALIST, second}
-    again = replace(more(setup, study, reopened=True, trials=12), pinned=(*pinned, Pinned(third, "third")))
-    answer, made = ran(again, study, evaluate)
-    assert {record.config for record in made if record.arm is Arm.FINALIST} == {third}
-    assert (answer.verdict, answer.winner_config) == (Verdict.BETTER, third)
-
-
-def test_lite_that_wins_with_more_rounds_is_soaked_and_explained_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    lite = EngineConfig({"max_num_seqs": 512, "performance_mode": "throughput"})
-    monkeypatch.setattr("vopt.optimizer.progress.lite_config", lambda *words: lite)
-    landscape = small_landscape(noise=0.002)
-    speeds = {BEST: 2.0, lite: 2.0}
-    study, evaluate = MemoryStudy(), scaled(landscape, lambda request: speeds.get(request.config, 1.0))
-    setup = replace(first_setup(landscape, rounds=1, soak_s=60.0), pinned=(Pinned(BEST, "first"),), explain=True)
-    first, made = ran(setup, study, evaluate)
-    assert (first.verdict, first.winner_config) == (Verdict.UNCONFIRMED, BEST)
-    assert [(record.label, record.config) for record in made if record.stage is Stage.SOAK] == [("soak", BEST)]
-    answer, made = ran(more(setup, study, rounds=3), study, evaluate)
-    assert (answer.verdict, answer.winner_config) == (Verdict.BETTER, lite)
-    assert [(record.label, record.config) for record in made if record.stage is Stage.SOAK] == [("soak-s2", lite)]
-    explained = [record for record in made if record.stage is Stage.EXPLAIN]
-    assert {record.config for record in explained} == {lite.without(name) for name in lite}
-    values = [record.metrics["tokens_per_s"] for record in explained if record.config == EngineConfig({"max_num_seqs": 512})]
-    worth = next(row.worth for row in answer.overrides if row.name == "performance_mode")
-    assert worth is not None
-    assert worth.ratio == pytest.approx(answer.winner_metrics["tokens_per_s"] / (sum(values) / len(values)), rel=1e-3)
-
-
-def test_what_was_explained_without_a_confirmation_is_told() -> None:
-    landscape = small_landscape(noise=0.002)
-    study = MemoryStudy()
-    answer, made = ran(replace(first_setup(landscape, rounds=0), explain=True), study, landscape.evaluator(0))
-    assert (answer.verdict, answer.winner_config) == (Verdict.UNCONFIRMED, FINALIST)
-    assert len([record for record in made if record.stage is Stage.EXPLAIN]) == 2
-    (row,) = answer.overrides
-    assert answer.gain is not None
-    assert row.worth is not None
-    assert row.worth.ratio == pytest.approx(answer.gain.ratio, rel=0.02)
