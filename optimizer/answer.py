@@ -24,7 +24,7 @@ from vopt.optimizer.answer_text import (
 )
 from vopt.optimizer.breach import kind_of
 from vopt.optimizer.command import flags_text
-from vopt.optimizer.explain import EXPLAIN_STARTS, explain_label
+from vopt.optimizer.explain import explained
 from vopt.optimizer.history import Stage
 from vopt.optimizer.hopeless import overloaded_at
 from vopt.optimizer.judge import Judged
@@ -38,11 +38,13 @@ from vopt.optimizer.verdict import (
     baseline_breach,
     beats_baseline_unconfirmed,
     confirmation,
+    deciding_soak,
     failure_allowance,
     gain_of,
     held_back,
     mean_metrics,
     refusal,
+    refused_by_soak,
     soak_of,
     success_bound,
     unproven,
@@ -65,7 +67,7 @@ def _answer(progress: Progress, finish: Finish) -> Recommendation:
         return _nothing_feasible(progress, finish.reason)
     seen = confirmation(progress)
     if seen is not None:
-        return _confirmed(progress, seen)
+        return replace(_confirmed(progress, seen), finalist_config=seen.finalist.config)
     if any(judged.may_win for judged in progress.searched):
         return _unconfirmed(progress)
     return _nothing_feasible(progress, "no configuration met the limits")
@@ -73,14 +75,14 @@ def _answer(progress: Progress, finish: Finish) -> Recommendation:
 
 def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
     breaks = baseline_breach(progress, seen)
-    soak = soak_of(progress, seen.arms.finalist, seen.arms.lite)
     arm = winner(progress, seen)
-    soak_failed = _refused_by_soak(progress, seen, arm or seen.finalist, soak)
+    best = (arm or unproven(progress, seen) or seen.finalist).config
+    soak, soak_failed = deciding_soak(progress, seen, best), refused_by_soak(progress, seen, best)
     if arm is not None and not soak_failed:
-        return _winner(progress, seen, arm, soak, breaks)
+        return _winner(progress, seen, arm, breaks)
     if not soak_failed and not breaks and (lead := unproven(progress, seen)) is not None:
         reason = f"unconfirmed: {why(progress, seen, lead)}; vopt resume with --rounds 3 gives one"
-        return replace(_winner(progress, seen, lead, soak, ""), verdict=Verdict.UNCONFIRMED, reason=reason)
+        return replace(_winner(progress, seen, lead, ""), verdict=Verdict.UNCONFIRMED, reason=reason)
     refused = refusal(progress, seen.finalist, seen.baseline)
     if breaks:
         reason = f"the baseline breaks its limits ({breaks}), and the finalist cannot take its place: {soak_failed or refused}"
@@ -91,7 +93,7 @@ def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
     if soak_failed:
         reason = f"the best configuration failed in its soak: {soak_failed}"
     elif fallen:
-        died = "; ".join(f"{start.record.label}: {start.reason}" for start in progress.fallen)
+        died = "; ".join(f"{start.record.label}: {start.reason}" for start in progress.falls.values())
         gain, reason = None, f"no finalist came through its confirmation ({died}), so the baseline stays"
     elif refused:
         reason = f"the best configuration cannot be recommended: {refused}"
@@ -111,7 +113,7 @@ def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
     return _no_gain(progress, reason, gain, metrics, extra, said)
 
 
-def _winner(progress: Progress, seen: Confirmation, arm: ArmResult, soak: Judged | None, breaks: str) -> Recommendation:
+def _winner(progress: Progress, seen: Confirmation, arm: ArmResult, breaks: str) -> Recommendation:
     gain = gain_of(progress, seen, arm)
     moved, notes = drift_notes(progress, gain)
     reason = by_limits(progress, seen, arm, breaks) if breaks else f"better: {why(progress, seen, arm)}"
@@ -140,7 +142,7 @@ def _winner(progress: Progress, seen: Confirmation, arm: ArmResult, soak: Judged
         rejected=_rejections(progress),
         trials=_counts(progress),
         success=bound,
-        soak=soak_text(progress, soak),
+        soak=soak_text(progress, soak_of(progress, arm.config)),
         notes=(*meaning_notes(progress, arm.config), *caveats(progress, arm.config), *notes, *general_notes(progress)),
         baseline_breaks=breaks,
     )
@@ -169,6 +171,12 @@ def _unconfirmed(progress: Progress) -> Recommendation:
     if not baseline.feasible:
         notes.append(f"the baseline broke a limit in its start of the search ({baseline.reason}), so no gain is told")
     metrics = mean_metrics([start.record for start in starts])
+    values = [start.value for start in starts if start.value]
+
+    def worth(name: str) -> Gain | None:
+        without = [start.value for start in explained(progress, best, name, 1) if start.value]
+        return _worth_of(progress, values, without, [values])
+
     return Recommendation(
         verdict=Verdict.UNCONFIRMED,
         reason="unconfirmed: the best of the search, not measured against the baseline in fresh starts (--rounds 0)"
@@ -182,8 +190,11 @@ def _unconfirmed(progress: Progress) -> Recommendation:
         baseline_metrics=base_metrics,
         winner_metrics=metrics.values if metrics else {},
         overrides=(
-            *(Override(name, value, True, "part of the best configuration") for name, value in _own(progress, best)),
-            *left_out(progress, best),
+            *(
+                Override(name, value, True, "part of the best configuration", worth(name))
+                for name, value in _own(progress, best)
+            ),
+            *left_out(progress, best, worth),
         ),
         rejected=_rejections(progress),
         trials=_counts(progress),
@@ -271,16 +282,21 @@ def _overrides(progress: Progress, seen: Confirmation, arm: ArmResult) -> tuple[
         reason = "part of the winner" if kept else "dropped: it resolves to the default or earns less than the noise"
         if lite is not None and lite.get(name) != value:
             reason = "part of the winner: it earns less than the noise, but without it no gain is beyond the noise"
-        rows.append(Override(name, value, kept, reason, _worth(progress, name, arm.values, seen) if kept else None))
-    return (*rows, *left_out(progress, arm.config, lambda name: _worth(progress, name, arm.values, seen)))
+        rows.append(Override(name, value, kept, reason, _worth(progress, name, arm, seen) if kept else None))
+    return (*rows, *left_out(progress, arm.config, lambda name: _worth(progress, name, arm, seen)))
 
 
-def _worth(progress: Progress, name: str, values: Sequence[float], seen: Confirmation) -> Gain | None:
-    labels = [explain_label(name, start, seen.arms.series) for start in range(1, EXPLAIN_STARTS + 1)]
-    without = [start.value for label in labels if (start := progress.labelled(label)) and start.value]
-    if not without:
+def _worth(progress: Progress, name: str, arm: ArmResult, seen: Confirmation) -> Gain | None:
+    without = [start.value for start in explained(progress, arm.config, name, seen.arms.series) if start.value]
+    return _worth_of(progress, arm.values, without, seen.all_values)
+
+
+def _worth_of(
+    progress: Progress, values: Sequence[float], without: Sequence[float], others: Sequence[Sequence[float]]
+) -> Gain | None:
+    if not values or not without:
         return None
-    found = compare(values, without, [*seen.all_values, without], progress.setup.goal.direction)
+    found = compare(values, without, [*others, without], progress.setup.goal.direction)
     return Gain(found.ratio, found.low, found.high)
 
 
@@ -320,14 +336,6 @@ def _counts(progress: Progress) -> dict[str, int]:
         "failed": sum(judged.record.failure is not None for judged in progress.history),
         "stopped_early": sum(judged.record.status is LoadStatus.STOPPED_EARLY for judged in progress.history),
     }
-
-
-def _refused_by_soak(progress: Progress, seen: Confirmation, arm: ArmResult, soak: Judged | None) -> str:
-    """Why the soaked configuration may not be recommended after its soak; no other arm takes its place without one."""
-    if soak is None or soak.kind or soak.record.config == arm.config:
-        return _soak_failure(soak) if soak is not None else ""
-    soaked = next((one for one in (seen.lite, seen.finalist) if one is not None and one.config == soak.record.config), None)
-    return refusal(progress, soaked, seen.baseline) if soaked is not None else ""  # its failures, pooled over both stages
 
 
 def _soak_failure(soak: Judged) -> str:

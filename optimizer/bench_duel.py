@@ -53,8 +53,9 @@ def find_duel(record: StudyRecord) -> Duel:
     if answer.winner_config is not None and answer.verdict in (Verdict.BETTER, Verdict.UNCONFIRMED):
         ratio = answer.gain.ratio if answer.gain else None
         return Duel("winner", {"baseline": baseline, "winner": answer.winner_config}, ratio)
-    # The last one: a study that was given a larger budget has confirmed one finalist after another.
-    finalist = next((trial.config for trial in reversed(record.trials) if trial.arm is Arm.FINALIST), None)
+    # Answers of older versions do not say which one: the last, since a study may have confirmed one after another.
+    last = next((trial.config for trial in reversed(record.trials) if trial.arm is Arm.FINALIST), None)
+    finalist = answer.finalist_config if answer.finalist_config is not None else last
     if answer.verdict is Verdict.NOTHING_FEASIBLE or finalist is None:
         raise UsageError(
             f"{record.name} recommends nothing beside its baseline ({answer.verdict}), so there is nothing to compare",

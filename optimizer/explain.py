@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vopt.optimizer.arms import series_suffix
+from vopt.optimizer.judge import Judged
 from vopt.optimizer.progress import Progress
 from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.verdict import confirmation, provisional_winner
@@ -26,18 +27,25 @@ def explain_label(name: str, start: int, series: int) -> str:
     return f"explain-{name.replace(':', '-')}-{start}{series_suffix(series)}"
 
 
+def explained(progress: Progress, winner: EngineConfig, name: str, series: int) -> list[Judged]:
+    """The starts that say what one of a winner's overrides is worth; a label alone does not say whose override was left out."""
+    config, _ = _turned(progress, winner, name)
+    labels = {explain_label(name, start, series) for start in range(1, EXPLAIN_STARTS + 1)}
+    return [judged for judged in progress.charged if judged.record.config == config and judged.record.label in labels]
+
+
 def next_explained(progress: Progress) -> Explained | None:
     """The next start; ``None`` when each was made, or nothing won."""
     winner = provisional_winner(progress)
     if winner is None:
         return None
     series = seen.arms.series if (seen := confirmation(progress)) is not None else 1
-    made = {judged.record.label for judged in progress.history}
+    made = {(judged.record.label, judged.record.config) for judged in progress.history}
     for start in range(1, EXPLAIN_STARTS + 1):
         for name in dropped_one_by_one(progress, winner):
             label = explain_label(name, start, series)
-            if label not in made:
-                config, words = _turned(progress, winner, name)
+            config, words = _turned(progress, winner, name)
+            if (label, config) not in made:
                 return Explained(config, f"explain: the winner {words} {name}", label)
     return None
 

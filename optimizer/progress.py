@@ -112,18 +112,24 @@ class Progress:
 
     @cached_property
     def failed_finalists(self) -> frozenset[EngineConfig]:
-        starts = of_stage(self.charged, Stage.CONFIRMATION)
-        return frozenset(s.record.config for s in starts if s.record.arm is Arm.FINALIST and s.record.failure is not None)
+        """The finalists of the confirmations that a start ended: the finalist's own, or the soak of what won."""
+        return frozenset(self.falls)
 
     @cached_property
-    def fallen(self) -> tuple[Judged, ...]:
-        """Of every finalist that failed in its confirmation, the start that failed, in the order in which they were tried."""
-        starts = [start for start in of_stage(self.charged, Stage.CONFIRMATION) if start.record.arm is Arm.FINALIST]
+    def falls(self) -> dict[EngineConfig, Judged]:
+        """Of every finalist that failed, the start that failed, in the order in which they were tried. A refused soak ends a
+        search, so it lets another finalist be tried only in a search that was reopened after it."""
+        confirmed = arms_of(start.record for start in of_stage(self.charged, Stage.CONFIRMATION))
         first: dict[EngineConfig, Judged] = {}
-        for start in starts:
-            if start.record.failure is not None:
-                first.setdefault(start.record.config, start)
-        return tuple(first.values())
+        for start in self.charged:
+            record = start.record
+            if record.stage is Stage.CONFIRMATION and record.arm is Arm.FINALIST and record.failure is not None:
+                first.setdefault(record.config, start)
+            elif record.stage is Stage.SOAK and start.kind and record.label in self.before:
+                for arms in confirmed:
+                    if record.config in (arms.finalist, arms.lite):
+                        first.setdefault(arms.finalist, start)
+        return first
 
     @property
     def fallen_arms(self) -> Arms | None:
@@ -244,9 +250,10 @@ class Progress:
 
 def candidates(progress: Progress) -> list[Judged]:
     """Configurations that may be the finalist, best first by their first start: not the baseline, steady unless nothing is,
-    and not clearly worse than the baseline."""
+    not clearly worse than the baseline, and no finalist that failed before the search was reopened."""
     baseline = progress.baseline
-    mine = [judged for judged in progress.searched if judged.may_win and judged.record.config not in progress.attempts]
+    out = {config for config, start in progress.falls.items() if start.record.label in progress.before}.union(progress.attempts)
+    mine = [judged for judged in progress.searched if judged.may_win and judged.record.config not in out]
     steady = [judged for judged in mine if judged.record.status is not None and judged.record.status.value == "complete"]
     mine = steady or mine
     if baseline is not None and baseline.feasible and baseline.merit is not None:
@@ -324,5 +331,6 @@ def _arms(progress: Progress) -> Arms | None:
             if known.finalist == finalist:
                 return known
         lite = lite_config(progress.effective, finalist, progress.baseline_config, progress.searched)
-        return Arms(finalist, None if lite in progress.failed_finalists else lite, attempt, 1 + max(numbers, default=0))
+        out = progress.failed_finalists.union(start.record.config for start in progress.falls.values())
+        return Arms(finalist, None if lite in out else lite, attempt, 1 + max(numbers, default=0))
     return None

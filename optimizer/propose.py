@@ -22,7 +22,7 @@ from vopt.optimizer.moves import Observation
 from vopt.optimizer.progress import SCREENED, Progress, candidates, objective_merits
 from vopt.optimizer.setup import SHORT_SEARCH, SearchSetup
 from vopt.optimizer.trial import EngineConfig, Phase
-from vopt.optimizer.verdict import confirmation, provisional_winner, settled, soak_of
+from vopt.optimizer.verdict import provisional_winner, settled, soak_of
 from vopt.search_spaces.learned import OUT_OF_MEMORY
 from vopt.search_spaces.space import Point
 
@@ -309,10 +309,7 @@ def _dead(progress: Progress, tried: Arms, arm: Arm, label: str) -> bool:
 
 def _soak(progress: Progress) -> Step | None:
     winner = provisional_winner(progress) if progress.setup.budget.soak_s else None
-    if winner is None:
-        return None
-    seen = confirmation(progress)
-    if soak_of(progress, winner, *((seen.arms.finalist, seen.arms.lite) if seen is not None else ())) is not None:
+    if winner is None or soak_of(progress, winner) is not None:
         return None
     earlier = {judged.record.label for judged in of_stage(progress.charged, Stage.SOAK)}  # those of other winners
     label = f"soak{series_suffix(1 + len(earlier))}"

@@ -103,7 +103,9 @@ class GoalVerdict:
 class Recommendation:
     """The answer of one study. ``argv`` is the launch command (``None`` only when nothing is feasible): the winner's when
     ``verdict`` is better or unconfirmed, the baseline's when there is no gain. ``baseline_breaks``: the limits that the
-    baseline breaks beyond chance, in words; with them ``better`` may be a configuration without a gain, or a slower one."""
+    baseline breaks beyond chance, in words; with them ``better`` may be a configuration without a gain, or a slower one.
+    ``finalist_config``: the finalist of the confirmation that the answer rests on; ``None`` without one, and in older
+    studies."""
 
     verdict: Verdict
     reason: str
@@ -124,11 +126,13 @@ class Recommendation:
     goals: tuple[GoalVerdict, ...] = ()
     repair: Repair | None = None
     baseline_breaks: str = ""
+    finalist_config: EngineConfig | None = None
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)
         data["repair"] = {"changes": self.repair.changes.to_json(), "reason": self.repair.reason} if self.repair else None
         data["winner_config"] = self.winner_config.to_json() if self.winner_config is not None else None
+        data["finalist_config"] = self.finalist_config.to_json() if self.finalist_config is not None else None
         for row, rejected in zip(data["rejected"], self.rejected, strict=True):
             row["config"] = rejected.config.to_json()
         for row, member in zip(data["front"], self.front, strict=True):
@@ -148,6 +152,7 @@ class Recommendation:
                 "argv": tuple(data["argv"]) if data["argv"] is not None else None,
                 "baseline_argv": tuple(data["baseline_argv"]),
                 "winner_config": EngineConfig(winner) if winner is not None else None,
+                "finalist_config": EngineConfig(row) if (row := data.get("finalist_config")) is not None else None,
                 "gain": gain(data["gain"]),
                 "overrides": tuple(Override(**{**row, "worth": gain(row["worth"])}) for row in data["overrides"]),
                 "rejected": tuple(Rejected(**{**row, "config": EngineConfig(row["config"])}) for row in data["rejected"]),

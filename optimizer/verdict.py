@@ -5,7 +5,7 @@ Only data that did not choose the finalist decide: the confirmation's starts (an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -90,7 +90,7 @@ def confirmation(progress: Progress, up_to: int | None = None) -> Confirmation |
         return seen
     others = [arms for arms in progress.earlier_arms if tried is None or arms.finalist != tried.finalist]
     found = [one for one in (*(_seen(progress, arms, None) for arms in others), seen) if one is not None]
-    won = [one for one in found if winner(progress, one, soak_to_come=_soak_to_come(progress, one))] if others else []
+    won = [one for one in found if _provisional(progress, one, winner) is not None] if others else []
     if won:
         return max(won, key=lambda one: (one.comparison.bound if one.comparison else None) or 0.0)
     if not found and progress.fallen_arms is not None:
@@ -178,6 +178,21 @@ def soak_of(progress: Progress, *configs: EngineConfig | None) -> Judged | None:
     return next((soak for soak in reversed(list(soaks)) if soak.record.config in configs), None)
 
 
+def deciding_soak(progress: Progress, seen: Confirmation, config: EngineConfig) -> Judged | None:
+    """The soak of a configuration, else of what won the same confirmation before it."""
+    return soak_of(progress, config) or soak_of(progress, seen.arms.finalist, seen.arms.lite)
+
+
+def refused_by_soak(progress: Progress, seen: Confirmation, config: EngineConfig) -> str:
+    """Why a configuration may not be recommended for its soak, or for that of the other arm: none takes the place of a refused
+    one without a soak of its own. Empty when it may be."""
+    soak = deciding_soak(progress, seen, config)
+    if soak is None or soak.kind or soak.record.config == config:
+        return soak.reason if soak is not None and soak.kind else ""
+    soaked = next((one for one in (seen.lite, seen.finalist) if one is not None and one.config == soak.record.config), None)
+    return refusal(progress, soaked, seen.baseline) if soaked is not None else ""  # its failures, pooled over both stages
+
+
 def success_bound(progress: Progress, config: EngineConfig) -> SuccessBound | None:
     """Failed requests of a configuration pooled over confirmation and soak, with the upper 95 % bound of their share."""
     starts = progress.starts_of(config, Stage.CONFIRMATION, Stage.SOAK)
@@ -243,17 +258,22 @@ def provisional_winner(progress: Progress) -> EngineConfig | None:
     """The configuration that will be recommended unless its soak fails; ``None`` when that is the baseline or nothing."""
     if progress.setup.budget.rounds == 0:
         ranked = finalists(progress)
-        return ranked[0] if ranked and beats_baseline_unconfirmed(progress, ranked[0]) else None
+        if not ranked or not beats_baseline_unconfirmed(progress, ranked[0]):
+            return None
+        soak = soak_of(progress, ranked[0])
+        return None if soak is not None and soak.kind else ranked[0]
     seen = confirmation(progress)
     if seen is None:
         return None
-    to_come = _soak_to_come(progress, seen)
-    arm = winner(progress, seen, soak_to_come=to_come) or unproven(progress, seen, soak_to_come=to_come)
+    arm = _provisional(progress, seen, winner) or _provisional(progress, seen, unproven)
     return arm.config if arm is not None else None
 
 
-def _soak_to_come(progress: Progress, seen: Confirmation) -> bool:
-    return bool(progress.setup.budget.soak_s) and soak_of(progress, seen.arms.finalist, seen.arms.lite) is None
+def _provisional(progress: Progress, seen: Confirmation, rule: Callable[..., ArmResult | None]) -> ArmResult | None:
+    """What a rule recommends of a confirmation, where its soak is still to come or did not refuse it."""
+    to_come = bool(progress.setup.budget.soak_s) and soak_of(progress, seen.arms.finalist, seen.arms.lite) is None
+    arm = rule(progress, seen, soak_to_come=to_come)
+    return None if arm is None or refused_by_soak(progress, seen, arm.config) else arm
 
 
 def beats_baseline_unconfirmed(progress: Progress, config: EngineConfig) -> bool:

@@ -168,15 +168,18 @@ class StudyView:
     def _finalist(self) -> tuple[TrialRecord, ...]:
         if self.answer is None or self.answer.winner_config is not None:
             return ()
-        return tuple(trial for trial in self.confirmed if trial.arm is Arm.FINALIST)
+        rows = [trial for trial in self.confirmed if trial.arm is Arm.FINALIST]
+        known = self.answer.finalist_config
+        return tuple(trial for trial in rows if trial.config == (rows[-1].config if known is None else known))
 
     @property
     def confirmed(self) -> tuple[TrialRecord, ...]:
-        """The measured starts of the confirmation that the answer rests on: the winner's, else the last. A study that was
-        given more trials after its confirmation may have had several, and these share no start."""
+        """The measured starts of the confirmation that the answer rests on: the winner's or the finalist's, else the last. A
+        study that was given more trials after its confirmation may have had several, and these share no start."""
         starts = [t for t in self.trials if t.stage is Stage.CONFIRMATION and t.metrics and not t.failure]
-        winner = self.answer.winner_config if self.answer else None
-        mine = [t for t in starts if t.config == winner and t.arm is not Arm.BASELINE] or starts
+        known = (self.answer.winner_config, self.answer.finalist_config) if self.answer else ()
+        about = next((config for config in known if config is not None), None)
+        mine = [t for t in starts if t.config == about and t.arm is not Arm.BASELINE] or starts
         return tuple(t for t in starts if series_of(t.label) == series_of(mine[-1].label))
 
     def arm(self, *, winner: bool) -> tuple[TrialRecord, ...]:
