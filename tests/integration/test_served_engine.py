@@ -76,7 +76,7 @@ def test_counts_equal_those_of_the_server(served: ServerSession) -> None:
 
 
 def test_a_window_of_a_served_engine(served: ServerSession) -> None:
-    load = served.load(replace(source(), first_number=50_000), plan(window_s=4.0), lambda tick: True)
+    load = served.load(replace(source(), first_number=50_000), plan(window_s=12.0), lambda tick: True)
     metrics = compute_metrics(load)
     assert load.status in (LoadStatus.COMPLETE, LoadStatus.UNSTEADY)
     assert metrics.values["success_rate"] == 1.0

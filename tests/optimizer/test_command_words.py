@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from vopt.optimizer.command import shell_line, split_environment, to_argv, to_words, with_resolved
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.errors import UsageError
+from vopt.optimizer.secrecy import refuse_secret
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.arguments import Argument, Arguments, Kind, stored_arguments, stored_versions
 
@@ -48,7 +49,20 @@ def list_items(argument: Argument) -> st.SearchStrategy[Any]:
     return scalars(argument.element, argument) if argument.element == "int" else st.floats(0, 1e9)
 
 
+def innocent(argument: Argument, value: Any) -> bool:
+    """Whether a value may be written down: what is drawn can look like a secret, {"AUTHORIZATION": 1} say."""
+    try:
+        refuse_secret(argument.name, value)
+    except UsageError:
+        return False
+    return True
+
+
 def values_of(argument: Argument) -> st.SearchStrategy[Any]:
+    return any_of(argument).filter(lambda value: innocent(argument, value))
+
+
+def any_of(argument: Argument) -> st.SearchStrategy[Any]:
     if argument.choices is not None and argument.kind is not Kind.LIST:
         return st.sampled_from(argument.choices)
     match argument.kind:
