@@ -319,14 +319,3 @@ def so_far(records: Sequence[TrialRecord], setup: SearchSetup) -> str:
         against = f", {math.exp(best.merit - first.merit) - 1:+.1%} against the baseline, unconfirmed"
     arguments = " ".join(f"{name}={value}" for name, value in best.record.config.items()) or "the defaults"
     return f"{kept}; best so far: trial {best.record.label} ({arguments}{against})"
-
-
-def configuration_of(record: StudyRecord, label: str) -> EngineConfig:
-    """The configuration of one trial of a stored study; ``UsageError`` when there is no such trial."""
-    for trial in record.trials:
-        if trial.label == label:
-            return trial.config
-    raise UsageError(
-        f"{record.name} has no trial {label!r}; it has {', '.join(t.label for t in record.trials)}",
-        hint=f"vopt show {record.name}",
-    )
