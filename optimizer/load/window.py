@@ -144,10 +144,11 @@ class WindowWatch:
         capped = window.closed_s < self.opened_s + self._length_s
         steady, detail = self._judge(seen, window)
         few = seen.ended < self._plan.min_requests
-        again = (few or not steady) and not self.is_overloaded and not capped
+        again = (few or not steady) and not capped
         if again and self._doublings < self._plan.max_doublings and self.opened_s + 2 * self._length_s <= latest_s:
             self._doublings += 1
             self._length_s *= 2
+            self._status = LoadStatus.COMPLETE  # a busy spell looks like the beginning of an overload: the longer window tells
             return
         self._closed, self._detail = window, detail
         if not steady and not self.is_overloaded:

@@ -19,6 +19,7 @@ from vopt.optimizer.load.drive import drive
 from vopt.optimizer.load.lengths import shuffled_blocks
 from vopt.optimizer.load.plan import Arrivals, LoadPlan, Request, Tick
 from vopt.optimizer.load.source import RequestSource
+from vopt.optimizer.load.window import WindowWatch
 from vopt.optimizer.load.virtual_time import run_virtual
 from vopt.optimizer.load.workload import CHAT
 
@@ -364,6 +365,34 @@ def test_a_rate_above_what_the_engine_can_do_is_overloaded() -> None:
     assert result.status is LoadStatus.OVERLOADED
     assert "rise" in result.detail
     assert_accounted(engine, result)
+
+
+def took(sent_s: float, *, spell: bool) -> float:
+    """Seconds of a request: a spell of a few seconds holds them up, or more and more of them from then on."""
+    late = sent_s - 18
+    return 2.0 if late < 0 else max(2.0, 12 - 2 * late) if spell else 2 + 2 * late
+
+
+@pytest.mark.parametrize(("spell", "status"), [(True, LoadStatus.COMPLETE), (False, LoadStatus.OVERLOADED)])
+def test_what_may_be_an_overload_is_looked_at_for_twice_as_long(spell: bool, status: LoadStatus) -> None:
+    """A queue that grows goes on growing; a busy spell at the end of a window only looks so."""
+    watch = WindowWatch(replace(POISSON, window_s=20, rate=20, min_requests=0))
+    watch.open(5.0)
+
+    def close(at_s: float) -> None:
+        sent = [n / 20 for n in range(int(20 * at_s))]
+        times = [(s, min(at_s, s + took(s, spell=spell))) for s in sent]
+        ended = [
+            RequestRecord(n, s, s, end, 10, 2, 2, (s + 0.1, end), (1, 1), censored=end == at_s)
+            for n, (s, end) in enumerate(times)
+        ]
+        watch.close(ended, latest_s=600.0)
+
+    close(25.0)
+    assert (watch.settled, watch.closes_s) == (False, 45.0)
+    close(45.0)
+    assert watch.settled
+    assert watch.outcome[0] is status
 
 
 def test_constant_arrivals_are_even() -> None:
