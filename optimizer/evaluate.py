@@ -16,13 +16,14 @@ from vopt.optimizer.early_end import early_end
 from vopt.optimizer.engine.base import Session
 from vopt.optimizer.events import Listener, LoadTicked, Note, PhaseBegan
 from vopt.optimizer.first_load import NumberedLoads, first_load
-from vopt.optimizer.history import SAMPLED_STAGES, Arm, FailureSummary, Stage, TrialRecord, TrialRequest
+from vopt.optimizer.history import SAMPLED_STAGES, FailureSummary, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.interruption import Interruption
 from vopt.optimizer.load.plan import LoadPlan, Tick
 from vopt.optimizer.load.source import RequestSource
-from vopt.optimizer.measurement import CLIENT_LIMITED, FRONT_END_LIMITED, STALL_FACTOR, Asked, Measurement, front_end_limited
+from vopt.optimizer.measurement import CLIENT_LIMITED, FRONT_END_LIMITED, Asked, Measurement, front_end_limited
 from vopt.optimizer.raw_records import RECORDS, SECOND_RECORDS, SIMULATED_CHUNKS, drop_last_raw, write_records
 from vopt.optimizer.second_load import PLAN, found_plan, joined, second_source, worse_status
+from vopt.optimizer.served_load import ServedLoad
 from vopt.optimizer.soak import soak_plan
 from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Measured, Outcome, Phase, Started, TrialSpec
 
@@ -76,7 +77,7 @@ class Evaluator:
         self.interruption = interruption or Interruption()  # one that hears no signals
         self.measurement, self.second_plan = measurement, second
         self._second: LoadResult | None = None
-        self.served_stall_s: float | None = None
+        self.served_load = ServedLoad()
         self._conditions: Mapping[str, Any] = {}
 
     def __call__(self, request: TrialRequest) -> TrialRecord:
@@ -97,9 +98,7 @@ class Evaluator:
         else:
             outcome = self._run(request, spec, served)
         record = self._record(request, spec, outcome, began_at, served)
-        if served and request.arm is Arm.BASELINE and record.failure is None and record.metrics is not None:
-            p99_s = record.metrics.get("p99_e2e_s")
-            self.served_stall_s = None if p99_s is None else STALL_FACTOR * p99_s
+        self.served_load.learn(record)
         return record
 
     def _run(self, request: TrialRequest, spec: TrialSpec, served: bool) -> Outcome:
@@ -151,13 +150,17 @@ class Evaluator:
         if self.measurement is None:
             return self._first_load(request, loads)
         source = self.bench.source.with_observed(self.measurement.observed_output_tokens)
-        plan = self.measurement.plan
-        if self._served(request):
-            # Behind the API server everything takes longer: what has stalled there is judged by the served baseline, which
-            # comes first in the first round, and not by the engine alone.
-            plan = replace(plan, stall_after_s=self.served_stall_s)
-        load = loads.load(source, plan, self._on_tick(request))
-        return load, tuple(loads.set_aside)
+        if not self._served(request):
+            return loads.load(source, self.measurement.plan, self._on_tick(request)), tuple(loads.set_aside)
+        asked = self.bench.asked
+        if self.bench.served_trials:  # the first of them has settled the rate
+            asked = replace(asked, rate=self.measurement.plan.rate)
+        once = NumberedLoads(source, self._on_tick(request)).on(loads.load)
+        load, aside = self.served_load.load(self.measurement.plan, request.arm, asked, once, self._noted)
+        return load, (*aside, *loads.set_aside)
+
+    def _noted(self, text: str) -> None:
+        self.bench.listener(Note(text))
 
     def _second_load(self, request: TrialRequest, session: Session, first: LoadResult) -> LoadResult | None:
         """The open loop at the rate that the baseline's found, with the same requests; only after a first load that counts."""
@@ -172,10 +175,10 @@ class Evaluator:
         loads = NumberedLoads(second_source(self.bench.source.with_observed(measurement.observed_output_tokens)), told)
         once = loads.on(session.load)
         if self.second_plan is None:
-            load, self.second_plan = found_plan(asked, first, once, lambda text: self.bench.listener(Note(text)))
+            load, self.second_plan = found_plan(asked, first, once, self._noted)
             return load
         plan = self.second_plan
-        return once(replace(plan, stall_after_s=self.served_stall_s) if self._served(request) else plan)
+        return once(replace(plan, stall_after_s=self.served_load.stall_s) if self._served(request) else plan)
 
     def _served(self, request: TrialRequest) -> bool:
         return self.bench.served_trials or (self.bench.served_confirmation and request.stage in SERVED_STAGES)
@@ -192,7 +195,7 @@ class Evaluator:
     def _first_load(self, request: TrialRequest, watched: WatchedLoads) -> tuple[LoadResult, tuple[LoadResult, ...]]:
         """Find what the user left open (concurrency, rate, window) on the baseline's engine, then freeze it."""
         loads = NumberedLoads(self.bench.source, self._on_tick(request))
-        found = first_load(self.bench.asked, loads.on(watched.load), lambda text: self.bench.listener(Note(text)))
+        found = first_load(self.bench.asked, loads.on(watched.load), self._noted)
         self.measurement = found.measurement
         return found.load, (*found.probes, *watched.set_aside)
 
@@ -244,7 +247,7 @@ class Evaluator:
             environment["vllm_version"] = started.vllm_version
         if self.measurement is not None:
             soak = request.stage is Stage.SOAK
-            environment["load_plan"] = asdict(self._soak_plan()) if soak else self.measurement.to_json()
+            environment["load_plan"] = asdict(self._soak_plan()) if soak else self._frozen(served)
         if self._second is not None and self.second_plan is not None:
             environment[PLAN] = asdict(self.second_plan)
         return TrialRecord(
@@ -270,6 +273,12 @@ class Evaluator:
             served=served,
             environment=environment,
         )
+
+    def _frozen(self, served: bool) -> dict[str, Any]:
+        """The plan that a start was loaded with, in an open loop at the rate of its kind."""
+        assert self.measurement is not None, "asked after it was found"
+        frozen = self.measurement.to_json()
+        return {**frozen, "rate": self.served_load.rate} if served and self.served_load.rate is not None else frozen
 
     def _metrics(self, load: LoadResult, directory: Path) -> Metrics:
         """The figures of a start: of its one load, or of both as one with their joint figure."""

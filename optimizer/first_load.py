@@ -103,9 +103,9 @@ def first_load(asked: Asked, load_once: LoadOnce, say: Callable[[str], None]) ->
 
 
 def _frozen(plan: LoadPlan, load: LoadResult) -> LoadPlan:
-    """The plan of all later loads. In an open loop the window that the baseline's load turned out to need: how many requests
-    are due in it is the arrivals' doing, and if each load counted for itself, a slower engine's, which ends fewer of them in the
-    window, would be measured over others. A recording has its own length."""
+    """The plan of all later loads. In an open loop its window is the one that the baseline's load turned out to need: how many
+    requests are due in it is the arrivals' doing. If each load counted those that end in it, a slower engine would be measured
+    over other requests than a fast one. A recording has its own length."""
     if plan.rate is None or load.window is None or not load.window.doublings:
         return plan if plan.rate is None else replace(plan, min_requests=0)
     return replace(plan, window_s=plan.window_s * 2**load.window.doublings, min_requests=0)

@@ -45,13 +45,13 @@ from vopt.optimizer.resumption import (
     refuse_difference,
     refuse_lost_lengths,
     resumption,
-    served_stall_of,
     unspent,
 )
 from vopt.optimizer.samplers import KINDS
 from vopt.optimizer.schedule import check_budget, plan, plan_notes, plan_text
 from vopt.optimizer.search import search
 from vopt.optimizer.second_load import stored_plan
+from vopt.optimizer.served_load import ServedLoad
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.setup import Pinned, SearchSetup
 from vopt.optimizer.space_of import find_space, floor_of, search_setup
@@ -274,7 +274,7 @@ def _search(prepared: Prepared, study: Study, listener: Listener, probe: VllmPro
             stored_plan(study.records()),
             interruption,
         )
-        evaluator.served_stall_s = served_stall_of(study.records())
+        evaluator.served_load = ServedLoad.of(study.records())
         watch = Watch(subject.machine.uuids)
 
         def evaluate(request: TrialRequest) -> TrialRecord:

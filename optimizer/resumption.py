@@ -14,8 +14,8 @@ from vopt.optimizer.caches import KEPT_OUT, MISLEADING, engine_environment
 from vopt.optimizer.command_in_use import OURS
 from vopt.optimizer.environment import PLACES, first_difference
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
-from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord
-from vopt.optimizer.measurement import STALL_FACTOR, Measurement, natural_ends
+from vopt.optimizer.history import Stage, StudyRecord, TrialRecord
+from vopt.optimizer.measurement import Measurement, natural_ends
 from vopt.optimizer.options import ResumeOptions, SearchOptions
 from vopt.optimizer.prepare import with_typed
 from vopt.optimizer.recommend import Verdict
@@ -104,13 +104,6 @@ def refuse_difference(record: StudyRecord, now: Mapping[str, Any]) -> None:
             f"{record.name} was measured with {name} = {was}, here it is {is_now}: results would not compare",
             hint=f"vopt search … --seed-from {record.name}   # a new study; or resume this one where {name} is as it was",
         )
-
-
-def served_stall_of(records: tuple[TrialRecord, ...]) -> float | None:
-    """When a served request has stalled, from the served baselines of a study that goes on; ``None`` before there was one."""
-    served = [r.metrics for r in records if r.arm is Arm.BASELINE and r.served and r.failure is None and r.metrics is not None]
-    p99_s = served[-1].get("p99_e2e_s") if served else None
-    return None if p99_s is None else STALL_FACTOR * p99_s
 
 
 def measurement_of(records: tuple[TrialRecord, ...]) -> Measurement | None:

@@ -11,6 +11,7 @@ from vopt.optimizer.recommend import Verdict
 from vopt.optimizer.report import wording
 from vopt.optimizer.report.redaction import REMOVED, clean_argv, holds_secret
 from vopt.optimizer.report.view import StudyView
+from vopt.optimizer.stated_acceptance import stated_notes
 
 _ENTRY = "env:"
 _NEVER = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "VLLM_PORT", "VLLM_API_KEY"})
@@ -94,6 +95,9 @@ def provenance(view: StudyView, *, trial: str | None = None) -> list[str]:
         rows.append(f"vLLM launch command for {view.model}, found by vopt {environment.get('vopt_version', '')}".rstrip())
     if view.simulated:
         rows.append("SIMULATED: no engine ran. Measure it before you rely on it.")
+    shown = start or next(iter(view.challenger_starts() if answer and answer.winner_config else view.arm(winner=False)), None)
+    stated = stated_notes({**(view.setup.get("fixed") or {}), **shown.config}) if shown is not None else ()
+    rows += [f"NOT FOR SERVICE: {note}" for note in stated]
     if start is None:
         rows.append(view.verdict_line().removeprefix("SIMULATED. "))
     rows += [
@@ -109,7 +113,7 @@ def provenance(view: StudyView, *, trial: str | None = None) -> list[str]:
         if answer.soak:
             rows.append(f"soak: {answer.soak}")
         rows += [f"less than the defaults: {', '.join(below)}"] if (below := view.below_defaults()) else []
-        rows += [f"note: {note}" for note in answer.notes]
+        rows += [f"note: {note}" for note in answer.notes if note not in stated]
     return [wording.one_line(row) for row in rows]
 
 

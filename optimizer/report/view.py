@@ -17,6 +17,7 @@ from vopt.optimizer.recommend import Gain, Recommendation, Rejected, Verdict
 from vopt.optimizer.report import wording
 from vopt.optimizer.report.comparison import METRIC_ORDER, Comparison, Spread, compare, in_order, names_of, spread_of
 from vopt.optimizer.report.redaction import scrub
+from vopt.optimizer.stated_acceptance import condition
 from vopt.optimizer.trial import Phase
 
 __all__ = ["COST_METRICS", "METRIC_ORDER", "Comparison", "Spread", "StudyView"]
@@ -278,7 +279,9 @@ class StudyView:
         answer = self.answer
         if answer is None:
             return f"No answer yet: {wording.plural(len(self.trials), 'engine start')} so far"
-        change = f": {wording.metric_word(self.metric)} {self.gain_text(answer.gain)}" if answer.gain else ""
+        arms = (*self.challenger_starts()[:1], *self.arm(winner=False)[:1])
+        held = condition(self.setup.get("fixed") or {}, [trial.config for trial in arms])
+        change = f": {wording.metric_word(self.metric)} {self.gain_text(answer.gain)}{held}" if answer.gain else ""
         match answer.verdict:
             case Verdict.BETTER:
                 breaks = f", which break{'s' if self.has_command else ''} the limits" if answer.baseline_breaks else ""

@@ -19,8 +19,8 @@ from vopt.optimizer.load.drive import drive
 from vopt.optimizer.load.lengths import shuffled_blocks
 from vopt.optimizer.load.plan import Arrivals, LoadPlan, Request, Tick
 from vopt.optimizer.load.source import RequestSource
-from vopt.optimizer.load.window import WindowWatch
 from vopt.optimizer.load.virtual_time import run_virtual
+from vopt.optimizer.load.window import WindowWatch
 from vopt.optimizer.load.workload import CHAT
 
 SHORT = RequestSource(lengths=((100, 50), (40, 20), (300, 120), (10, 8)))
