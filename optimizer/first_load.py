@@ -76,7 +76,7 @@ def first_load(asked: Asked, load_once: LoadOnce, say: Callable[[str], None]) ->
     """
     window_s = asked.window_s or SHORTEST_WINDOW_S
     probes: list[LoadResult] = []
-    plan = _found_plan(asked, window_s, load_once, say, probes)
+    plan, sustained = _found_plan(asked, window_s, load_once, say, probes)
     load = load_once(plan)
     better = _fitted(asked, plan, load)
     if better != plan:
@@ -97,7 +97,12 @@ def first_load(asked: Asked, load_once: LoadOnce, say: Callable[[str], None]) ->
         p99_s = compute_metrics(load).get("p99_e2e_s")
         plan = replace(_frozen(plan, load), stall_after_s=None if p99_s is None else STALL_FACTOR * p99_s)
         measurement = Measurement(
-            plan, natural_ends(load.records), _finished_in(load), client_processes(plan), peak_in_flight(load.records)
+            plan,
+            natural_ends(load.records),
+            _finished_in(load),
+            client_processes(plan),
+            peak_in_flight(load.records),
+            sustained,
         )
     return FirstLoad(load, tuple(probes), measurement)
 
@@ -113,20 +118,23 @@ def _frozen(plan: LoadPlan, load: LoadResult) -> LoadPlan:
 
 def _found_plan(
     asked: Asked, window_s: float, load_once: LoadOnce, say: Callable[[str], None], probes: list[LoadResult]
-) -> LoadPlan:
+) -> tuple[LoadPlan, float | None]:
+    """The plan, and the requests per second that a closed loop sustains where the rate was found from them."""
     if asked.arrivals is Arrivals.REPLAY:
-        return _plan(asked, window_s)
+        return _plan(asked, window_s), None
     concurrency, rate = asked.concurrency, asked.rate
     if concurrency is None and (not asked.open_loop or rate is None):
         concurrency = _find_concurrency(asked, window_s, load_once, say, probes)
     if not asked.open_loop:
-        return _closed(asked, concurrency or 1, window_s)
+        return _closed(asked, concurrency or 1, window_s), None
+    sustained = None
     if rate is None:
         assert concurrency is not None, "found above"
         probe = load_once(replace(_closed(asked, concurrency, window_s), max_requests=None))
         probes.append(probe)
-        rate = found_rate(asked, _needed(probe, concurrency, "requests_per_s"), load_once, say, probes)
-    return replace(_plan(asked, window_s), rate=rate)
+        sustained = _needed(probe, concurrency, "requests_per_s")
+        rate = found_rate(asked, sustained, load_once, say, probes)
+    return replace(_plan(asked, window_s), rate=rate), sustained
 
 
 def found_rate(

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from vopt.objectives.goals import too_few_for_p99
 from vopt.optimizer.history import TrialRecord
 from vopt.optimizer.report import wording
 
@@ -48,7 +49,8 @@ class Spread:
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """One metric of baseline and winner. ``change`` is winner / baseline; ``better`` is ``None`` when they do not differ, or
-    when neither direction is better (gauges, and what a fixed rate sent: ``as_sent``)."""
+    when neither direction is better (gauges, and what a fixed rate sent: ``as_sent``) or nobody can say (a p99 of ``few``
+    requests)."""
 
     metric: str
     baseline: Spread | None
@@ -56,6 +58,7 @@ class Comparison:
     change: float | None
     better: bool | None
     as_sent: bool = False
+    few: bool = False
 
     @property
     def too_little(self) -> bool:
@@ -88,11 +91,21 @@ def spread_of(name: str, trials: Sequence[TrialRecord], stated: Mapping[str, flo
     return Spread(statistics.fmean(values), min(values), max(values), len(values))
 
 
-def compare(name: str, baseline: Spread | None, winner: Spread | None, *, fixed_rate: bool = False) -> Comparison:
+def few_for(name: str, *arms: Sequence[TrialRecord]) -> bool:
+    """Whether a p99 rests on so few requests of an arm, all its starts together, that a change of it is mostly chance."""
+    counted = [sum(trial.metrics.succeeded for trial in arm if trial.metrics) for arm in arms if arm]
+    return any(too_few_for_p99(name, requests) for requests in counted)
+
+
+def compare(
+    name: str, baseline: Spread | None, winner: Spread | None, *, fixed_rate: bool = False, few: bool = False
+) -> Comparison:
     change = winner.mean / baseline.mean if baseline and winner and baseline.mean else None
     better = None
     if fixed_rate and name in SENT and change is not None and abs(change - 1) <= AS_SENT:
         return Comparison(name, baseline, winner, change, None, as_sent=True)
+    if few:
+        return Comparison(name, baseline, winner, change, None, few=True)
     if change is not None and wording.is_cost(name) and abs(change - 1) >= 0.0005:
         better = (change < 1) is wording.lower_is_better(name)
     return Comparison(name, baseline, winner, change, better)

@@ -8,6 +8,7 @@ from vopt.optimizer.history import Stage
 from vopt.optimizer.recommend import Importance, Recommendation, Verdict
 from vopt.optimizer.report import wording
 from vopt.optimizer.report.blocks import Block, Code, Column, Facts, Line, Table, TableMaker, Tone
+from vopt.optimizer.report.load_said import load_said
 from vopt.optimizer.report.spent import spent
 from vopt.optimizer.report.view import Comparison, Spread, StudyView
 from vopt.optimizer.trial import Phase
@@ -112,6 +113,8 @@ def comparison_table(rows: Sequence[Comparison], challenger: str = "winner") -> 
 
 def _direction(row: Comparison) -> tuple[Tone, str]:
     """Whether a change is for the better. Where the ranges of the starts overlap, that is for nobody to say."""
+    if row.few:
+        return Tone.PLAIN, "few requests"
     if row.better is None:
         return Tone.PLAIN, "as sent" if row.as_sent else ""
     if row.overlaps:
@@ -217,13 +220,16 @@ def _setup_facts(view: StudyView) -> list[tuple[str, str]]:
 def _gain_facts(view: StudyView, answer: Recommendation) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if answer.gain and answer.verdict is not Verdict.NOTHING_FEASIBLE:
-        rows.append(("Gain", view.gain_text(answer.gain)))
+        rows.append(("Gain" if view.maximize else "Change", view.gain_text(answer.gain)))
         if answer.gain.smallest_visible is not None:
-            visible = wording.change_text(answer.gain.smallest_visible)
-            rows.append(("Could have seen", f"a gain of {visible.removeprefix('+')} or more, four times in five"))
+            visible = wording.visible_text(answer.gain.smallest_visible, maximize=view.maximize)
+            what = "gain" if view.maximize else "fall"
+            rows.append(("Could have seen", f"a {what} of {visible} or more, four times in five"))
     for one in answer.goals:
         gain = wording.gain_text(one.gain, maximize=not wording.lower_is_better(one.metric))
         rows.append((one.name.capitalize(), f"{one.verdict}: {wording.metric_word(one.metric)} {gain}"))
+    if load := load_said(view):
+        rows.append(("Load", load))
     if costs := view.costs():
         rows += [("Costs" if place == 0 else "", cost_text(row)) for place, row in enumerate(costs)]
     elif answer.winner_config is not None:

@@ -15,7 +15,7 @@ from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord
 from vopt.optimizer.judge import SOAK_ENDINGS
 from vopt.optimizer.recommend import Gain, Recommendation, Rejected, Verdict
 from vopt.optimizer.report import wording
-from vopt.optimizer.report.comparison import METRIC_ORDER, Comparison, Spread, compare, in_order, names_of, spread_of
+from vopt.optimizer.report.comparison import METRIC_ORDER, Comparison, Spread, compare, few_for, in_order, names_of, spread_of
 from vopt.optimizer.report.redaction import scrub
 from vopt.optimizer.stated_acceptance import condition
 from vopt.optimizer.trial import Phase
@@ -216,6 +216,7 @@ class StudyView:
                 spread_of(name, baseline, stated.baseline_metrics),
                 spread_of(name, winner, stated.winner_metrics),
                 fixed_rate=fixed_rate,
+                few=few_for(name, baseline, winner),
             )
             for name in names
         )

@@ -162,6 +162,11 @@ def gain_text(gain: Gain | None, *, maximize: bool = True) -> str:
     return f"{turned(gain.ratio)} (interval {turned(ends[0])} to {turned(ends[1])})"
 
 
+def visible_text(ratio: float, *, maximize: bool = True) -> str:
+    """The smallest gain that a study could have seen, as the size of the metric's own change: ``1.7 %``."""
+    return change_text(ratio if maximize else 1 / ratio).lstrip("+−")
+
+
 def _change_of_inverse(ratio: float) -> str:
     return change_text(1 / ratio)
 
