@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vopt.objectives.goals import too_few_for_p99
 from vopt.optimizer.history import TrialRecord
 from vopt.optimizer.report import wording
 
 WITHIN_STARTS = 0.01
 """Starts of one configuration differ by about as much: one start each cannot tell a smaller change from chance."""
+BEYOND = 10
+"""Requests above a percentile: 1,000 have as many above their p99 (``objectives.metrics.FEW_FOR_P99``), 200 above their p95."""
 METRIC_ORDER = (
     "tokens_per_s",
     "output_tokens_per_s",
@@ -49,8 +51,8 @@ class Spread:
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """One metric of baseline and winner. ``change`` is winner / baseline; ``better`` is ``None`` when they do not differ, or
-    when neither direction is better (gauges, and what a fixed rate sent: ``as_sent``) or nobody can say (a p99 of ``few``
-    requests)."""
+    when neither direction is better (gauges, and what a fixed rate sent: ``as_sent``) or nobody can say (a percentile of
+    ``few`` requests)."""
 
     metric: str
     baseline: Spread | None
@@ -92,9 +94,11 @@ def spread_of(name: str, trials: Sequence[TrialRecord], stated: Mapping[str, flo
 
 
 def few_for(name: str, *arms: Sequence[TrialRecord]) -> bool:
-    """Whether a p99 rests on so few requests of an arm, all its starts together, that a change of it is mostly chance."""
+    """Whether a percentile has fewer than ``BEYOND`` requests of an arm above it, all its starts together: a change of it is
+    then mostly chance."""
+    found = re.match(r"p(\d+)_", name)
     counted = [sum(trial.metrics.succeeded for trial in arm if trial.metrics) for arm in arms if arm]
-    return any(too_few_for_p99(name, requests) for requests in counted)
+    return found is not None and any(requests * (100 - int(found[1])) < 100 * BEYOND for requests in counted)
 
 
 def compare(
