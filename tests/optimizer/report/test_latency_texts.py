@@ -85,8 +85,10 @@ def test_a_percentile_of_few_requests_is_no_cost(requests: int, named: bool) -> 
 
 @pytest.mark.parametrize(
     ("name", "requests", "few"),
-    [("p99_ttft_s", 999, True), ("p99_ttft_s", 1000, False), ("p95_e2e_s", 199, True), ("p95_e2e_s", 200, False)]
-    + [("mean_e2e_s", 1, False), ("preemptions", 1, False)],
+    [
+        *(("p99_ttft_s", 999, True), ("p99_ttft_s", 1000, False), ("p95_e2e_s", 199, True), ("p95_e2e_s", 200, False)),
+        *(("mean_e2e_s", 1, False), ("preemptions", 1, False)),
+    ],
 )
 def test_ten_requests_lie_above_a_percentile_that_counts(name: str, requests: int, few: bool) -> None:
     start = next(trial for trial in study().trials if trial.arm is Arm.BASELINE and trial.metrics)
