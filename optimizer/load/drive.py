@@ -288,12 +288,13 @@ class _Load:
         """Whether requests in flight still belong to the figures after the window closed.
 
         All of them when sending ended by itself. In an open loop those that were due in the window: leaving out what takes
-        longest would flatter the latencies, so sending goes on at the same rate until they have ended.
+        longest would flatter the latencies, so sending goes on at the same rate until they have ended or stalled; where nobody
+        knows yet when that is, for the window's length or the longest silence.
         """
         window = self._window
         if window.exhausted_s is not None:
             return bool(self._visits)
-        tail_s = self._plan.stall_after_s or self._plan.window_s
+        tail_s = self._plan.stall_after_s or max(self._plan.window_s, self._plan.idle_timeout_s)
         if self._closed_loop or window.is_overloaded or self._now() > window.closed_s + tail_s:
             return False
         return any(flight.scheduled_s < window.closed_s for flight in self._ledger.in_flight.values())

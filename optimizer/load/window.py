@@ -104,9 +104,14 @@ class WindowWatch:
         return self._ready_s is not None and now_s - self._ready_s >= KV_WAIT_SHARE * self._plan.window_s
 
     def open(self, now_s: float) -> None:
-        self.opened_s = now_s
+        self.opened_s = self.opening_s(now_s)
         if self.waited_for_kv(now_s):
             self.flags.append(KV_NOT_LEVELLED)
+
+    def opening_s(self, now_s: float) -> float:
+        """Where a window begins that is found open at ``now_s``. In an open loop at the warm-up's end, not at the look that
+        noticed it: the same requests must be due in the window of every start."""
+        return now_s if self._closed_loop else min(now_s, self._plan.warmup_s)
 
     def due(self, now_s: float) -> bool:
         """Whether the open window has reached its end."""

@@ -359,6 +359,24 @@ def test_what_was_due_in_the_window_is_measured_to_its_end() -> None:
     assert any(record.scheduled_s > result.window.closed_s for record in result.records), "the load was kept up meanwhile"
 
 
+def test_long_answers_of_a_short_window_are_followed_too() -> None:
+    """The first load of all knows no stall limit: a window shorter than the longest answers must not leave them out."""
+    plan = replace(POISSON, window_s=4, max_doublings=0, min_requests=0)
+    result = load(QueueEngine(slots=64, step_s=0.5), plan, replace(SHORT, lengths=((50, 20), (50, 400))))
+    assert result.window is not None
+    due = [record for record in result.records if result.window.opened_s <= record.scheduled_s < result.window.closed_s]
+    assert max(record.e2e_s for record in due) > 30
+    assert all(record.succeeded for record in due)
+
+
+@pytest.mark.parametrize("step_s", [0.013, 0.1, 0.37])
+def test_the_same_requests_are_due_in_the_window_of_every_start(step_s: float) -> None:
+    """Whatever moments its engine answers at."""
+    result = load(QueueEngine(slots=64, step_s=step_s), replace(POISSON, warmup_s=5.3, window_s=20))
+    assert result.window is not None
+    assert (result.window.opened_s, result.window.closed_s) == pytest.approx((5.3, 25.3))
+
+
 def test_a_rate_above_what_the_engine_can_do_is_overloaded() -> None:
     engine = QueueEngine(slots=8)
     result = load(engine, replace(POISSON, rate=12))
