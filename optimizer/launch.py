@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from vopt.optimizer.host import (
     shrink,
 )
 from vopt.optimizer.interruption import Interruption
-from vopt.optimizer.judge import judge
+from vopt.optimizer.judge import change_text, judge
 from vopt.optimizer.lessons import LessonBook, lessons_file
 from vopt.optimizer.memory_of import space_subject
 from vopt.optimizer.not_simulated import notes_of
@@ -316,6 +315,6 @@ def so_far(records: Sequence[TrialRecord], setup: SearchSetup) -> str:
     first = next(one for one in judged if one.record is start)
     against = ""
     if best is not first and first.merit is not None and best.merit is not None:
-        against = f", {math.exp(best.merit - first.merit) - 1:+.1%} against the baseline, unconfirmed"
+        against = f", {change_text(best.merit - first.merit, setup.goal)} against the baseline, unconfirmed"
     arguments = " ".join(f"{name}={value}" for name, value in best.record.config.items()) or "the defaults"
     return f"{kept}; best so far: trial {best.record.label} ({arguments}{against})"

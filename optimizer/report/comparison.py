@@ -34,8 +34,7 @@ METRIC_ORDER = (
 SENT = frozenset({"tokens_per_s", "output_tokens_per_s", "requests_per_s"})
 """At a fixed rate these are what was sent, not what an engine could do."""
 AS_SENT = 0.02
-"""Up to this much of them, requests that begin or end beside the window explain; a larger loss is an engine that falls behind
-(the same bound as the default guard of a latency goal)."""
+"""Up to this much of them, requests that begin or end beside the window explain; a larger loss is an engine falling behind."""
 
 
 @dataclass(frozen=True, slots=True)
