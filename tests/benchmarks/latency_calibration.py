@@ -1,6 +1,6 @@
 """Does a latency verdict keep its promises? Whole studies, each start a load of simulated requests at one rate.
 
-    python tests/benchmarks/latency_calibration.py [--studies 300] [--rounds 3] [--only CELL] [--json]
+    python tests/benchmarks/latency_calibration.py [--studies 300] [--gains 0 0.1] [--rounds 3] [--only CELL] [--json]
 
 Each start has the same arrivals and lengths, as in a study; its requests become the real figures (`compute_metrics`) and its
 window the real look at an overload; what decides is the real confirmation and verdict. About 480 requests a start, lengths like
@@ -34,7 +34,7 @@ from vopt.objectives.steadiness import overloaded
 from vopt.optimizer.history import TrialRecord
 from vopt.optimizer.recommend import Recommendation, Verdict
 
-RATE, WINDOW, WARMUP_S, TAIL_S = 12.0, LoadWindow(10.0, 50.0), 10.0, 30.0
+RATE, WINDOW = 12.0, LoadWindow(10.0, 50.0)
 GOAL = built_in_goal("latency")
 SEARCHED: Goal = replace(GOAL, limits=())
 STARTS = 11
@@ -75,7 +75,7 @@ class Requests:
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng([self.seed, 7])
-        n = round(RATE * (WINDOW.closed_s + TAIL_S))
+        n = round(1.1 * RATE * WINDOW.closed_s)
         self.at_s = np.cumsum(rng.exponential(1 / RATE, n)).tolist()
         self.tokens = np.clip(rng.lognormal(math.log(200), 0.9, n), 2, 2000).astype(int).tolist()
 
@@ -133,13 +133,14 @@ def cell(name: str, gain: float, studies: int, rounds: int) -> Cell:
 def main(arguments: Iterable[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--studies", type=int, default=300)
+    parser.add_argument("--gains", type=float, nargs="+", default=GAINS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", action="append", choices=HOSTS)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(list(arguments) if arguments is not None else None)
     cells = []
     for name in options.only or HOSTS:
-        for gain in GAINS:
+        for gain in options.gains:
             found = cell(name, gain, options.studies, options.rounds)
             cells.append(found)
             if not options.json:
