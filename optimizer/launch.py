@@ -49,7 +49,7 @@ from vopt.optimizer.resumption import (
 from vopt.optimizer.samplers import KINDS
 from vopt.optimizer.schedule import check_budget, plan, plan_notes, plan_text
 from vopt.optimizer.search import search
-from vopt.optimizer.second_load import stored_plan
+from vopt.optimizer.second_load import PLAN, stored_plan
 from vopt.optimizer.served_load import ServedLoad
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.setup import Pinned, SearchSetup
@@ -274,6 +274,7 @@ def _search(prepared: Prepared, study: Study, listener: Listener, probe: VllmPro
             interruption,
         )
         evaluator.served_load = ServedLoad.of(study.records())
+        evaluator.served_second = ServedLoad.of(study.records(), PLAN)
         watch = Watch(subject.machine.uuids)
 
         def evaluate(request: TrialRequest) -> TrialRecord:

@@ -22,12 +22,12 @@ class ServedLoad:
     rate: float | None = None
 
     @classmethod
-    def of(cls, records: Iterable[TrialRecord]) -> ServedLoad:
-        """As the starts of a study that goes on have settled it."""
+    def of(cls, records: Iterable[TrialRecord], plan_name: str = "load_plan") -> ServedLoad:
+        """As the starts of a study that goes on have settled it; ``plan_name``: where they keep the load's plan."""
         found = cls()
         for record in records:
             found.learn(record)
-            plan = record.environment.get("load_plan") or {}
+            plan = record.environment.get(plan_name) or {}
             if record.served and record.arm is not None and found.rate is None:
                 found.rate = plan.get("rate")
         return found
@@ -39,8 +39,11 @@ class ServedLoad:
 
     def plan(self, measured: LoadPlan) -> LoadPlan:
         """The plan of a served start, from the one that the engine alone was measured with."""
-        rate = measured.rate if self.rate is None else self.rate
-        return replace(measured, stall_after_s=self.stall_s, rate=rate)
+        return replace(self.at_its_rate(measured), stall_after_s=self.stall_s)
+
+    def at_its_rate(self, measured: LoadPlan) -> LoadPlan:
+        """The same load at the rate of served starts."""
+        return measured if self.rate is None else replace(measured, rate=self.rate)
 
     def load(
         self, measured: LoadPlan, arm: Arm | None, asked: Asked, load_once: LoadOnce, say: Callable[[str], None]

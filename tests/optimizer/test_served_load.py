@@ -18,6 +18,7 @@ from vopt.optimizer.history import Arm, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.load.plan import Arrivals, LoadPlan
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.measurement import Asked, Measurement
+from vopt.optimizer.second_load import PLAN, stored_plan
 from vopt.optimizer.served_load import ServedLoad
 from vopt.optimizer.trial import EngineConfig, StartClass, Started, TrialSpec
 
@@ -101,9 +102,7 @@ class Slow(Command):
         return ()
 
 
-def test_records_hold_the_rate_that_they_were_loaded_with(tmp_path: Path) -> None:
-    session, notes = Slow(), list[str]()
-
+def bench_of(tmp_path: Path, session: Slow, notes: list[str], **other: Any) -> Bench:
     def listener(event: Event) -> None:
         if isinstance(event, Note):
             notes.append(event.text)
@@ -112,6 +111,7 @@ def test_records_hold_the_rate_that_they_were_loaded_with(tmp_path: Path) -> Non
         return TrialSpec(request.label, "m", request.config, tmp_path / request.label, "python3")
 
     parts: dict[str, Any] = {
+        "spec_for": spec_for,
         "argv_for": lambda request: (),
         "open_session": lambda spec, served: session,
         "source": RequestSource(((100, 100),)),
@@ -126,7 +126,26 @@ def test_records_hold_the_rate_that_they_were_loaded_with(tmp_path: Path) -> Non
         "dummy_weights": False,
         "conditions": dict,
     }
-    evaluator = Evaluator(Bench(spec_for=spec_for, **parts), Measurement(MEASURED, {}))
+    return Bench(**{**parts, **other})
+
+
+def test_the_second_of_two_loads_gets_a_rate_of_its_own(tmp_path: Path) -> None:
+    closed = LoadPlan(Arrivals.CLOSED, 60.0, concurrency=8)
+    session = Slow()
+    bench = bench_of(tmp_path, session, [], asked=Asked(Arrivals.CLOSED), second=ASKED)
+    evaluator = Evaluator(bench, Measurement(closed, {}), MEASURED)
+    baseline = evaluator(TrialRequest("confirm-1-baseline", EngineConfig(), Stage.CONFIRMATION, Arm.BASELINE))
+    finalist = evaluator(TrialRequest("confirm-1-finalist", EngineConfig(), Stage.CONFIRMATION, Arm.FINALIST))
+    assert [plan.rate for plan in session.plans] == [None, 8.0, 6.0, None, 6.0]
+    assert [one.environment[PLAN]["rate"] for one in (baseline, finalist)] == [6.0, 6.0]
+    assert baseline.status is LoadStatus.COMPLETE
+    assert ServedLoad.of([baseline, finalist], PLAN).rate == 6.0
+    assert stored_plan([baseline]) == replace(MEASURED, rate=6.0), "nothing else of the plan is another"
+
+
+def test_records_hold_the_rate_that_they_were_loaded_with(tmp_path: Path) -> None:
+    session, notes = Slow(), list[str]()
+    evaluator = Evaluator(bench_of(tmp_path, session, notes), Measurement(MEASURED, {}))
     searched = evaluator(TrialRequest("1", EngineConfig(), Stage.SEARCH))
     baseline = evaluator(TrialRequest("confirm-1-baseline", EngineConfig(), Stage.CONFIRMATION, Arm.BASELINE))
     finalist = evaluator(TrialRequest("confirm-1-finalist", EngineConfig(), Stage.CONFIRMATION, Arm.FINALIST))
@@ -136,6 +155,6 @@ def test_records_hold_the_rate_that_they_were_loaded_with(tmp_path: Path) -> Non
     assert (searched.status, baseline.status, finalist.status) == (LoadStatus.OVERLOADED, *[LoadStatus.COMPLETE] * 2)
     assert any("6 requests/s for all served commands" in text for text in notes)
     assert ServedLoad.of([searched, baseline, finalist]).rate == 6.0
-    going_on = Evaluator(Bench(spec_for=spec_for, **{**parts, "served_trials": True}), Measurement(MEASURED, {}))
+    going_on = Evaluator(bench_of(tmp_path, session, notes, served_trials=True), Measurement(MEASURED, {}))
     assert going_on(TrialRequest("2", EngineConfig(), Stage.CONFIRMATION, Arm.BASELINE)).status is LoadStatus.OVERLOADED
     assert session.plans[-1].rate == 8.0, "a search of served trials found its rate on a served engine"
