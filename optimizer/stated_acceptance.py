@@ -9,6 +9,8 @@ from vopt.optimizer.command import flags_text
 from vopt.search_spaces.speculation import stated_acceptance, without_stated
 
 SPECULATION = "speculative_config"
+WRONG_TEXT = "this command's answers are wrong text"
+"""How the note begins that must not be overlooked."""
 
 
 def stated_length(config: Mapping[str, Any]) -> float | None:
@@ -31,7 +33,7 @@ def stated_notes(config: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     served = flags_text({SPECULATION: without_stated(speculation)})
     return (
-        f"this command's answers are wrong text: each step keeps {length:g} tokens in the mean, whatever the model says "
+        f"{WRONG_TEXT}: each step keeps {length:g} tokens in the mean, whatever the model says "
         f"(synthetic acceptance). Its figures hold only if drafts for your text are kept as often. Serve it with {served}, and "
         "measure that with real weights and prompts like your own",
     )

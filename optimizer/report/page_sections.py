@@ -14,6 +14,7 @@ from vopt.optimizer.report.load_said import load_said
 from vopt.optimizer.report.raw import LOG, RECORDS
 from vopt.optimizer.report.show import comparison_table, cost_text, front_table, override_table, rejected_table
 from vopt.optimizer.report.view import StudyView
+from vopt.optimizer.stated_acceptance import WRONG_TEXT
 
 _TONES = {Verdict.BETTER: "good", Verdict.NO_GAIN: "", Verdict.NOTHING_FEASIBLE: "bad", Verdict.UNCONFIRMED: "warn"}
 _SIMULATED = "Simulated: no engine ran. Measure before you rely on any figure here."
@@ -38,7 +39,8 @@ def head(view: StudyView) -> str:
     if answer and answer.gain and answer.verdict is not Verdict.NOTHING_FEASIBLE:
         parts.append(_numbers(view, answer))
     if answer and answer.notes:
-        parts += [html.element("p", html.text(note), cls="soft") for note in answer.notes]
+        looks = ("simulated" if note.startswith(WRONG_TEXT) else "soft" for note in answer.notes)  # framed, as a simulation is
+        parts += [html.element("p", html.text(note), cls=look) for note, look in zip(answer.notes, looks, strict=True)]
     return html.element("header", "\n".join(parts))
 
 

@@ -13,6 +13,7 @@ from support.sample_study import study
 
 from vopt.optimizer.history import StudyRecord
 from vopt.optimizer.report.deploy import export
+from vopt.optimizer.report.page import page
 from vopt.optimizer.report.view import StudyView
 from vopt.optimizer.stated_acceptance import condition, stated_notes
 from vopt.optimizer.trial import EngineConfig
@@ -62,9 +63,10 @@ def test_every_file_says_it_once_and_first(form: str) -> None:
     assert "NOT FOR SERVICE" not in export(study(), form)
 
 
-def test_headline_and_the_script_of_one_start_say_it() -> None:
+def test_headline_page_and_the_script_of_one_start_say_it() -> None:
     record = synthetic()
     view = StudyView.of(record)
     assert view.verdict_line().endswith(", if 1.75 tokens a step are accepted, as was stated and not measured")
+    assert '<p class="simulated">this command' in page(record), "framed, and no small print"
     assert "NOT FOR SERVICE" in export(record, "shell", view.arm(winner=True)[0].label)
     assert "NOT FOR SERVICE" not in export(record, "shell", view.arm(winner=False)[0].label)
