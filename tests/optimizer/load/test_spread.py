@@ -254,6 +254,8 @@ def test_a_cap_before_any_window() -> None:
 def test_an_open_loop_is_judged_on_all_records(slots: int, status: LoadStatus) -> None:
     plan = replace(LONG, arrivals=Arrivals.POISSON, concurrency=None, rate=12.0, window_s=60.0)
     load, loads = crowd(plan, [QueueEngine(slots=slots, step_s=0.3) for _ in range(3)])
+    assert load.window is not None
+    assert load.window.opened_s == plan.warmup_s, "the same requests are due in it, whatever moments clients looked at"
     assert load.status is status, load.detail
     assert load.rate == 12.0
     assert {own.window for own in loads} == {load.window}
