@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from vopt.optimizer.command import flags_text
@@ -19,10 +19,8 @@ def stated_length(config: Mapping[str, Any]) -> float | None:
     return stated_acceptance(speculation) if isinstance(speculation, Mapping) else None
 
 
-def condition(fixed: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> str:
-    """The ``if`` under which a comparison of configurations holds, for the end of a sentence; empty without one."""
-    lengths = (stated_length({**fixed, **config}) for config in configs)
-    length = next((length for length in lengths if length is not None), None)
+def condition(length: float | None) -> str:
+    """The ``if`` under which a comparison holds, for the end of a sentence; empty without one."""
     return "" if length is None else f", if {length:g} tokens a step are accepted, as was stated and not measured"
 
 

@@ -40,6 +40,7 @@ def answer_document(view: StudyView) -> dict[str, Any]:
         "baseline": _baseline(view),
         "winner": _winner(view),
         "gain": _gain(answer.gain) if answer else None,
+        "stated_acceptance": view.stated_length,
         **_several_goals(view),
         "overrides": [_override(row) for row in answer.overrides] if answer else [],
         "rejected": [

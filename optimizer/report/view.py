@@ -17,7 +17,7 @@ from vopt.optimizer.recommend import Gain, Recommendation, Rejected, Verdict
 from vopt.optimizer.report import wording
 from vopt.optimizer.report.comparison import METRIC_ORDER, Comparison, Spread, compare, few_for, in_order, names_of, spread_of
 from vopt.optimizer.report.redaction import scrub
-from vopt.optimizer.stated_acceptance import condition
+from vopt.optimizer.stated_acceptance import condition, stated_length
 from vopt.optimizer.trial import Phase
 
 __all__ = ["COST_METRICS", "METRIC_ORDER", "Comparison", "Spread", "StudyView"]
@@ -82,8 +82,8 @@ class StudyView:
     def limits(self) -> tuple[str, ...]:
         """The limits in words, and the bounds on every request that goodput counts by."""
         bounds = [wording.limit_text({"metric": name, "value": value}) for name, value in (self.goal.get("slos") or {}).items()]
-        counted = [f"counted: requests with {' and '.join(bounds)}"] if bounds else []
-        return (*(wording.limit_text(limit) for limit in self.goal.get("limits", ())), *counted)
+        counted = (f"counted: requests with {' and '.join(bounds)}",) if bounds else ()
+        return (*map(wording.limit_text, self.goal.get("limits", ())), *counted)
 
     @property
     def model(self) -> str:
@@ -128,8 +128,7 @@ class StudyView:
     @property
     def winner(self) -> TrialRecord | None:
         """The engine start that the answer names."""
-        label = self.answer.winner_label if self.answer else None
-        return self.trial(label) if label is not None else None
+        return self.trial(self.answer.winner_label or "") if self.answer else None
 
     def value(self, trial: TrialRecord) -> float | None:
         return trial.metrics.get(self.metric) if trial.metrics else None
@@ -280,9 +279,8 @@ class StudyView:
         answer = self.answer
         if answer is None:
             return f"No answer yet: {wording.plural(len(self.trials), 'engine start')} so far"
-        arms = (*self.challenger_starts()[:1], *self.arm(winner=False)[:1])
-        held = condition(self.setup.get("fixed") or {}, [trial.config for trial in arms])
-        change = f": {wording.metric_word(self.metric)} {self.gain_text(answer.gain)}{held}" if answer.gain else ""
+        word, held = wording.metric_word(self.metric), condition(self.stated_length)
+        change = f": {word} {self.gain_text(answer.gain)}{held}" if answer.gain else ""
         match answer.verdict:
             case Verdict.BETTER:
                 breaks = f", which break{'s' if self.has_command else ''} the limits" if answer.baseline_breaks else ""
@@ -294,6 +292,12 @@ class StudyView:
             case Verdict.UNCONFIRMED:
                 text = f"Unconfirmed, against {self.baseline_name}{change}"
         return f"SIMULATED. {text}" if self.simulated else text
+
+    @property
+    def stated_length(self) -> float | None:
+        """Tokens a step that drafts were stated to bring in what is compared, or in the baseline; ``None`` in neither."""
+        arms, fixed = (*self.challenger_starts()[:1], *self.arm(winner=False)[:1]), self.setup.get("fixed") or {}
+        return next((length for one in arms if (length := stated_length({**fixed, **one.config})) is not None), None)
 
     def gain_text(self, gain: Gain | None) -> str:
         return wording.gain_text(gain, maximize=self.maximize)

@@ -13,9 +13,10 @@ from support.sample_study import study
 
 from vopt.optimizer.history import StudyRecord
 from vopt.optimizer.report.deploy import export
+from vopt.optimizer.report.document import answer_document
 from vopt.optimizer.report.page import page
 from vopt.optimizer.report.view import StudyView
-from vopt.optimizer.stated_acceptance import condition, stated_notes
+from vopt.optimizer.stated_acceptance import condition, stated_length, stated_notes
 from vopt.optimizer.trial import EngineConfig
 
 COMPARED: Mapping[str, Any] = {"method": "mtp", "num_speculative_tokens": 1}
@@ -32,14 +33,13 @@ def test_what_is_stated_is_said_with_the_command_that_serves(speculation: Mappin
     words = shlex.split(note.partition("Serve it with ")[2].partition(", and")[0])
     assert words[0] == "--speculative-config"
     assert json.loads(words[1]) == COMPARED
-    assert "if 1.75 tokens a step" in condition({}, [{}, config])
-    assert condition(config, [{}]), "also where it is in every start"
+    assert "if 1.75 tokens a step" in condition(stated_length(config))
 
 
 @pytest.mark.parametrize("config", [{}, {"speculative_config": None}, {"speculative_config": COMPARED}])
 def test_drafts_that_are_compared_need_no_condition(config: Mapping[str, Any]) -> None:
     assert stated_notes(config) == ()
-    assert condition({}, [config]) == ""
+    assert condition(stated_length(config)) == ""
 
 
 def synthetic() -> StudyRecord:
@@ -67,6 +67,10 @@ def test_headline_page_and_the_script_of_one_start_say_it() -> None:
     record = synthetic()
     view = StudyView.of(record)
     assert view.verdict_line().endswith(", if 1.75 tokens a step are accepted, as was stated and not measured")
+    assert answer_document(view)["stated_acceptance"] == 1.75
+    assert answer_document(StudyView.of(study()))["stated_acceptance"] is None
+    fixed = replace(study(), setup={**study().setup, "fixed": {"speculative_config": STATED}})
+    assert "if 1.75 tokens a step" in StudyView.of(fixed).verdict_line(), "also where it is in every start"
     assert '<p class="simulated">this command' in page(record), "framed, and no small print"
     assert "NOT FOR SERVICE" in export(record, "shell", view.arm(winner=True)[0].label)
     assert "NOT FOR SERVICE" not in export(record, "shell", view.arm(winner=False)[0].label)
