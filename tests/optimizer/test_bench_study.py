@@ -356,7 +356,7 @@ def test_a_latency_gain_reads_as_in_show_and_the_progress_has_the_studys_metric(
     words = ["--model", "Qwen/Qwen3.5-9B", "--simulate", "h200", "--rate", "8", "--window", "20", "--soak", "0"]
     made = vopt("search", "--goal", "latency", *words, "--trials", "5", "--rounds", "3")
     shown = vopt("show").stdout
-    gain = re.search(r"Gain +(−[0-9.]+ %)", shown)
+    gain = re.search(r"Change +(−[0-9.]+ %)", shown)
     assert gain is not None, shown
     again = vopt("bench", "--study", "qwen3.5")
     assert f"winner against baseline: mean E2E {gain[1]}\n" in again.stdout, made.output + again.output

@@ -72,6 +72,6 @@ def test_an_interruption_compares_with_the_baseline_that_came_up() -> None:
     told = so_far(records, setup_with("tokens_per_s<=1.05*baseline"))
     assert "best so far: trial 1 (max_num_seqs=128)" in told, "512 breaks the limit that is relative to 128"
     told = so_far(records, setup_with("tokens_per_s>=1"))
-    assert "best so far: trial 2 (max_num_seqs=512, +" in told
+    assert "best so far: trial 2 (max_num_seqs=512, tokens_per_s +" in told
     assert "against the baseline" in told
     assert so_far(records[:1], setup_with("tokens_per_s>=1")) == "1 engine start is kept, none with a result yet"
