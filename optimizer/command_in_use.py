@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -18,17 +18,11 @@ from vopt.optimizer.script import read_script
 from vopt.optimizer.secrecy import refuse_known, refuse_secret, refuse_words
 from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.typed_files import read_typed
+from vopt.optimizer.variables import OURS
 from vopt.search_spaces.arguments import Arguments
 from vopt.search_spaces.choices import parse_value
 from vopt.search_spaces.parse import canonical
 
-OURS: Mapping[str, str] = {
-    "CUDA_VISIBLE_DEVICES": "--gpus says which GPUs an engine gets",
-    "HIP_VISIBLE_DEVICES": "--gpus says which GPUs an engine gets",
-    "ROCR_VISIBLE_DEVICES": "--gpus says which GPUs an engine gets",
-    "VLLM_PORT": "every engine start gets ports of its own",
-}
-"""Variables of a command that a search decides for each engine start."""
 _OF_ANOTHER_TOOL = re.compile(r"(?m)^(services|apiVersion):")
 _MAY_HOLD_SECRETS = frozenset({"storage", "data_dir", "notify", "url", "api_key_file"})
 """Options whose values reach no engine and no command; they are stored without what is secret in them, or not at all."""

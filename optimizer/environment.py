@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vopt.optimizer.errors import UsageError
+from vopt.optimizer.variables import computing
 from vopt.search_spaces.model import known_config
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -29,15 +30,6 @@ COMPARED = (
 after what it follows from: the cause says more than a digest."""
 
 WORDS = {"fixed": "--set {}", "baseline": "the baseline's {}", "variables": "the environment variable {}"}
-
-PLACES = re.compile(
-    r"VLLM_(API_KEY|(?:CONFIGURE_)?LOGGING(?:_\w+)?|LOG_STATS_INTERVAL|NO_USAGE_STATS|DO_NOT_TRACK|USAGE_\w+|CACHE_ROOT|CONFIG_ROOT"
-    r"|ASSETS_CACHE|XLA_CACHE_PATH|MEDIA_CACHE|RPC_BASE_PATH|DEBUG_DUMP_PATH|HOST_IP|PORT)"
-    r"|HF_\w+|HUGGING\w+|XDG_\w+|(?:CUDA|NVIDIA|HIP|ROCR)_VISIBLE_DEVICES|CUDA_DEVICE_ORDER"
-)
-"""Variables that say where things lie, which of equal devices is used and what is logged, not how an engine computes: vLLM
-itself leaves them out of its compile keys for that reason (``vllm/envs.py``, ``compile_factors``, 0.32). The model's revision
-and the kind of GPU are compared themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +143,8 @@ def first_difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> tuple
 def _compared(setup: Mapping[str, Any], name: str) -> Any:
     if name != "variables":
         return setup.get(name)
-    variables = (setup.get("environment") or {}).get("variables")
-    return None if variables is None else {key: value for key, value in variables.items() if not PLACES.fullmatch(key)}
+    known = "variables" in (setup.get("environment") or {})
+    return computing(setup) if known else None
 
 
 def _installed(name: str) -> bool:

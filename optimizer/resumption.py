@@ -10,9 +10,7 @@ from typing import Any
 
 from vopt.optimizer import schedule
 from vopt.optimizer.arms import MOST_ROUNDS, round_of
-from vopt.optimizer.caches import KEPT_OUT, MISLEADING, engine_environment
-from vopt.optimizer.command_in_use import OURS
-from vopt.optimizer.environment import PLACES, first_difference
+from vopt.optimizer.environment import first_difference
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
 from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord
 from vopt.optimizer.measurement import STALL_FACTOR, Measurement, natural_ends
@@ -22,6 +20,7 @@ from vopt.optimizer.recommend import Verdict
 from vopt.optimizer.report.raw import RECORDS, read_records
 from vopt.optimizer.secrecy import REMOVED
 from vopt.optimizer.setup import EarlierBudget, SearchSetup
+from vopt.optimizer.variables import computing
 
 BUDGET = ("trials", "rounds", "time_budget", "soak")
 EARLIER = "earlier_budgets"
@@ -203,9 +202,7 @@ def stored_variables(record: StudyRecord) -> dict[str, str]:
     """The variables that the study's engines had, its command's and its shell's, as far as they say how an engine computes:
     places, ports and switches are this search's own. A secret is not stored, only its name: engines inherit it from this
     shell, so it has to be there."""
-    stored = (record.setup.get("environment") or {}).get("variables") or {}
-    own = {*OURS, *KEPT_OUT, *MISLEADING, *engine_environment(Path(), cpu_build=True, offline=True)}
-    wanted = {name: str(value) for name, value in stored.items() if name not in own and not PLACES.fullmatch(name)}
+    wanted = computing(record.setup)
     secret = [name for name, value in wanted.items() if REMOVED in value]
     if missing := [name for name in secret if name not in os.environ]:
         raise UsageError(
