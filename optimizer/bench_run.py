@@ -77,8 +77,8 @@ class Told:
             self.notes.append(event.text)
         self.listener(event)
 
-    def say(self, text: str) -> None:
-        self(Note(text))
+    def say(self, text: str, important: bool = False) -> None:
+        self(Note(text, important))
 
 
 def bench(options: BenchOptions, listener: Listener) -> BenchOutcome:
@@ -167,7 +167,7 @@ def work_directory(data_dir: Path | None) -> Iterator[Path]:
 
 
 def _bench_engine(options: BenchOptions, asked: Asked, slos: Mapping[str, float], directory: Path, told: Told) -> BenchOutcome:
-    subject = find_subject(options, told.say)
+    subject = find_subject(options, told.say, warn=lambda text: told.say(text, important=True))
     load = find_load(options, subject, told.say, replay=asked.arrivals is Arrivals.REPLAY)
     asked = replayed(asked, load.workload)
     say_left_out(subject, told.say)

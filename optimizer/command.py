@@ -38,7 +38,8 @@ class Flag:
 @dataclass(frozen=True, slots=True)
 class LaunchCommand:
     """A launch command taken apart. ``front_end`` are the words that do not reach the engine; ``config_file`` is the
-    argument of ``--config`` (not read here); ``environment`` are the assignments before the command."""
+    argument of ``--config`` (not read here); ``environment`` are the assignments before the command; ``left_out`` says what of
+    the command as it was given is not in it."""
 
     model: str | None
     config: EngineConfig
@@ -46,6 +47,7 @@ class LaunchCommand:
     environment: Mapping[str, str] = field(default_factory=dict)
     config_file: str | None = None
     flags: tuple[Flag, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def problems(self) -> tuple[str, ...]:

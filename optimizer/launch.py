@@ -86,7 +86,7 @@ def prepare(options: SearchOptions, listener: Listener, probe: VllmProbe | None 
         listener(Note(text))
 
     goal = find_goal(options)
-    subject = find_subject(options, say, probe)
+    subject = find_subject(options, say, probe, lambda text: listener(Note(text, important=True)))
     load = find_load(options, subject, say)
     asked = find_asked(options, goal)
     if not (subject.machine.simulated or options.no_serve):

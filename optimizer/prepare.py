@@ -229,6 +229,7 @@ def setup_of(
         "fixed": subject.fixed.to_json(),
         "baseline": subject.baseline.to_json(),
         "front_end": list(subject.front_end),
+        "left_out": clean(list(subject.left_out)),
         "options": clean(typed),
         "seed": options.seed,
         "environment": {

@@ -61,7 +61,8 @@ class Machine:
 class Subject:
     """``fixed`` (``--set``) is in every trial; ``baseline`` is the user's own command (empty: the untouched defaults).
 
-    ``resolved`` is what the installed vLLM itself makes of ``fixed`` on this machine (empty for a simulation).
+    ``resolved`` is what the installed vLLM itself makes of ``fixed`` on this machine (empty for a simulation). ``left_out``
+    says what of the command in use as it was given no engine has, and no exported command.
     """
 
     model: ModelFiles
@@ -75,6 +76,7 @@ class Subject:
     environment: Mapping[str, str] = field(default_factory=dict)
     own_command: bool = False
     resolved: Mapping[str, Any] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
     @property
     def dummy_weights(self) -> bool:
@@ -98,11 +100,16 @@ def interpreter_of(options: SpaceOptions | BenchOptions) -> str:
 
 
 def find_subject(
-    options: SpaceOptions | BenchOptions, say: Callable[[str], None] = lambda _: None, probe: VllmProbe | None = None
+    options: SpaceOptions | BenchOptions,
+    say: Callable[[str], None] = lambda _: None,
+    probe: VllmProbe | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> Subject:
     """Everything above from what was typed, before any engine starts.
 
-    ``probe`` is a child of ``interpreter_of(options)`` for whoever has further questions; without one its own ends here.
+    ``warn`` hears what is left out of the command in use, which has to be known later too (by default ``say`` does), ``say``
+    the rest. ``probe`` is a child of ``interpreter_of(options)`` for whoever has further questions; without one its own ends
+    here.
 
     Raises:
         UsageError: a model, command or argument that cannot be meant.
@@ -111,7 +118,7 @@ def find_subject(
     refuse_typed(options)
     if probe is None:
         with VllmProbe(interpreter_of(options)) as probe:
-            return find_subject(options, say, probe)
+            return find_subject(options, say, probe, warn)
     python = probe.python
     if shutil.which(python) is None:
         raise UsageError(
@@ -123,7 +130,7 @@ def find_subject(
         probe.wake()
         say(f"{ASKING} {python} for its arguments and for its view of the model")
     schema = find_arguments(probe, machine, options.vllm_version, installed=options.python is not None)
-    command = command_in_use(options, schema, say)
+    command = command_in_use(options, schema, say, warn or say)
     name = _model_name(options.model, command)
     fixed, front_end = _set_arguments(options.set, schema)
     model = find_model(name, revision=command.config.get("revision"), simulated=machine.simulated)
@@ -162,6 +169,7 @@ def find_subject(
         front_end=front,
         environment=command.environment,
         own_command=bool(command.config),
+        left_out=command.left_out,
     )
 
 

@@ -53,7 +53,7 @@ def answer_document(view: StudyView) -> dict[str, Any]:
         else None,
         "soak": answer.soak if answer else "",
         "below_defaults": list(view.below_defaults()),
-        "notes": list(answer.notes) if answer else [],
+        "notes": list(view.notes),
         "trials": dict(answer.trials) if answer else {},
         "model": view.model,
         "model_revision": view.setup.get("model_revision"),

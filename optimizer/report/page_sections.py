@@ -36,8 +36,7 @@ def head(view: StudyView) -> str:
         parts.append(command_box("command", wording.command_lines(answer.argv)))
     if answer and answer.gain and answer.verdict is not Verdict.NOTHING_FEASIBLE:
         parts.append(_numbers(view, answer))
-    if answer and answer.notes:
-        parts += [html.element("p", html.text(note), cls="soft") for note in answer.notes]
+    parts += [html.element("p", html.text(note), cls="soft") for note in view.notes]
     return html.element("header", "\n".join(parts))
 
 

@@ -237,7 +237,7 @@ def _gain_facts(view: StudyView, answer: Recommendation) -> list[tuple[str, str]
         rows.append(("Less than default", "; ".join(below)))
     if view.simulated:
         rows.append(("Simulated", "no engine ran; measure the command on the real GPU before you rely on it"))
-    rows += [("Note", note) for note in answer.notes]
+    rows += [("Note", note) for note in view.notes]
     return rows
 
 

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vopt.objectives.records import LoadStatus
 from vopt.optimizer.recommend import Gain, Verdict
 
 _PERCENTAGES = frozenset(
@@ -62,6 +63,15 @@ _KINDS = {
     "unsteady": "Unsteady",
     "overloaded": "Overloaded",
 }
+STATUS_REASONS = {
+    LoadStatus.STOPPED_EARLY: "clearly worse than the best so far; the load was ended early",
+    LoadStatus.OVERLOADED: "requests piled up through the window: the rate is above what this engine sustains",
+    LoadStatus.UNSTEADY: "the two halves of the window disagree, also after it was doubled",
+    LoadStatus.ENGINE_DIED: "the engine died under load",
+    LoadStatus.REPEATED_ERRORS: "one request after the other failed",
+    LoadStatus.DEADLINE: "the load did not end within its deadline",
+}
+"""Why a start of this status cannot be the answer."""
 _VERDICTS = {
     Verdict.BETTER: "Better",
     Verdict.NO_GAIN: "No measurable gain",

@@ -61,7 +61,7 @@ def in_the_export(text: str, form: ExportFormat) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("form", ExportFormat)
-@pytest.mark.parametrize("variables_of_command", [None, []])
+@pytest.mark.parametrize("of_command", [None, []])
 def test_of_the_shell_that_searched_only_what_computes_is_exported(form: ExportFormat, of_command: list[str] | None) -> None:
     shell = {name: "of-this-machine" for name in (*SET_FOR_EVERY_START, *PLACED) if name.startswith("VLLM_")}
     text = export(searched({**shell, **dict.fromkeys(COMPUTING, "1")}, of_command), form)
