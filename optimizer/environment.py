@@ -19,6 +19,7 @@ from typing import Any
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.variables import computing
 from vopt.search_spaces.model import known_config
+from vopt.search_spaces.space import SearchSpace
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -29,7 +30,7 @@ COMPARED = (
 """Setup fields that two measurements must share to be compared; a resume refuses the first that differs. ``space_digest`` comes
 after what it follows from: the cause says more than a digest."""
 
-WORDS = {"fixed": "--set {}", "baseline": "the baseline's {}", "variables": "the environment variable {}"}
+BY_NAME = ("fixed", "baseline", "variables")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,28 +124,38 @@ def host_facts() -> dict[str, Any]:
     }
 
 
-def first_difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """The first of ``COMPARED`` in which two setups differ, with both values as text; ``None`` when they are comparable.
+def first_difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """The first of ``COMPARED`` in which two setups differ; ``None`` when they are comparable.
 
-    Of arguments and variables the one that differs is named. What an earlier version did not store is not known to differ.
+    Of arguments and variables it is ``field:name`` of the one that differs. What an earlier version did not store is not known
+    to differ.
     """
     for name in COMPARED:
         before, after = (json.loads(json.dumps(_compared(setup, name), default=str)) for setup in (stored, now))
         if before is None or before == after:
             continue
-        if name in WORDS and isinstance(before, dict) and isinstance(after, dict):
+        if name in BY_NAME and isinstance(before, dict) and isinstance(after, dict):
             key = min(key for key in before.keys() | after.keys() if {key: before.get(key, ...)} != {key: after.get(key, ...)})
-            was, is_now = (repr(each[key]) if key in each else "not set" for each in (before, after))
-            return WORDS[name].format(key), was, is_now
-        return name, repr(before), repr(after)
+            return f"{name}:{key}"
+        return name
     return None
 
 
 def _compared(setup: Mapping[str, Any], name: str) -> Any:
+    if name == "space_digest":
+        return space_digest(setup)
     if name != "variables":
         return setup.get(name)
     known = "variables" in (setup.get("environment") or {})
     return computing(setup) if known else None
+
+
+def space_digest(setup: Mapping[str, Any]) -> str | None:
+    """The digest of a stored space, as it is computed today: earlier versions computed it over less of the same space."""
+    try:
+        return SearchSpace.from_json(setup["space"]).digest
+    except (KeyError, TypeError, ValueError, AttributeError):  # no space, or one as an earlier version stored it
+        return setup.get("space_digest")
 
 
 def _installed(name: str) -> bool:

@@ -244,7 +244,7 @@ def relaunch(options: ResumeOptions, listener: Listener) -> StudyRecord:
     resumed = resumption(record, options)
     with VllmProbe(interpreter_of(resumed.options)) as probe:
         prepared = prepare(resumed.options, listener, probe)
-        refuse_difference(record, prepared.stored)
+        refuse_difference(record, resumed.options, prepared.stored)
         prepared = replace(prepared, setup=replace(prepared.setup, earlier=resumed.earlier))
         if prepared.replays:
             refuse_lost_lengths(record.name, record.trials)

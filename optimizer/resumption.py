@@ -10,6 +10,7 @@ from typing import Any
 
 from vopt.optimizer import schedule
 from vopt.optimizer.arms import MOST_ROUNDS, round_of
+from vopt.optimizer.differences import refusal
 from vopt.optimizer.environment import first_difference
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
 from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord
@@ -91,18 +92,15 @@ def stored_options(typed: dict[str, Any]) -> SearchOptions:
     return SearchOptions(**values | {name: Path(values[name]) for name in paths if values.get(name) is not None})
 
 
-def refuse_difference(record: StudyRecord, now: Mapping[str, Any]) -> None:
-    """Raises ``UsageError`` where results of the old and the new run would not compare; names what differs first."""
+def refuse_difference(record: StudyRecord, options: SearchOptions, now: Mapping[str, Any]) -> None:
+    """Raises ``UsageError`` where results of the old and the new run would not compare; says what differs first. ``options``
+    are those with which the study would go on."""
     stored = dict(record.setup)
     if "baseline" not in stored and record.trials:  # of an earlier version; its first start is the baseline as it was given
         stored["baseline"] = record.trials[0].config.to_json()
     difference = first_difference(stored, now)
     if difference is not None:
-        name, was, is_now = difference
-        raise UsageError(
-            f"{record.name} was measured with {name} = {was}, here it is {is_now}: results would not compare",
-            hint=f"vopt search … --seed-from {record.name}   # a new study; or resume this one where {name} is as it was",
-        )
+        raise refusal(record.name, record.created_at, options, stored, now, difference)
 
 
 def served_stall_of(records: tuple[TrialRecord, ...]) -> float | None:

@@ -133,7 +133,7 @@ def find_subject(
     command = command_in_use(options, schema, say, warn or say)
     name = _model_name(options.model, command)
     fixed, front_end = _set_arguments(options.set, schema)
-    model = find_model(name, revision=command.config.get("revision"), simulated=machine.simulated)
+    model = find_model(name, revision=(fixed | command.config).get("revision"), simulated=machine.simulated)
     try:
         shape: ModelShape | None = shape_from_config(model.config, name)
     except ShapeError as error:
