@@ -121,7 +121,7 @@ def provenance(view: StudyView, *, trial: str | None = None) -> list[str]:
         if answer.soak:
             rows.append(f"soak: {answer.soak}")
         rows += [f"less than the defaults: {', '.join(below)}"] if (below := view.below_defaults()) else []
-    rows += [f"note: {note}" for note in (view.notes if start is None else view.left_out)]
+    rows += [f"note: {note}" for note in (view.notes if start is None else (*view.removed, *view.left_out))]
     return [wording.one_line(row) for row in rows]
 
 

@@ -66,8 +66,8 @@ def study_blocks(view: StudyView, importance: Importance | None = None) -> list[
     blocks.append(Facts(tuple(_setup_facts(view))))
     if answer and answer.argv is not None:
         blocks.append(Code(wording.command_lines(answer.argv)))
-    if answer:
-        blocks.append(Facts(tuple(_gain_facts(view, answer))))
+    if answer or view.notes:
+        blocks.append(Facts(tuple(_gain_facts(view, answer) if answer else _notes(view))))
     if answer and answer.front:
         blocks.append(front_table(view, answer))
     if rows := view.compared():
@@ -237,8 +237,11 @@ def _gain_facts(view: StudyView, answer: Recommendation) -> list[tuple[str, str]
         rows.append(("Less than default", "; ".join(below)))
     if view.simulated:
         rows.append(("Simulated", "no engine ran; measure the command on the real GPU before you rely on it"))
-    rows += [("Note", note) for note in view.notes]
-    return rows
+    return rows + _notes(view)
+
+
+def _notes(view: StudyView) -> list[tuple[str, str]]:
+    return [("Note", note) for note in view.notes]
 
 
 def cost_text(row: Comparison) -> str:

@@ -16,6 +16,7 @@ from vopt.optimizer.recommend import Gain, Recommendation, Rejected, Verdict
 from vopt.optimizer.report import wording
 from vopt.optimizer.report.comparison import METRIC_ORDER, Comparison, Spread, compare, in_order, names_of, spread_of
 from vopt.optimizer.report.redaction import scrub
+from vopt.optimizer.report.removed import removed_notes
 from vopt.optimizer.trial import Phase
 
 __all__ = ["COST_METRICS", "METRIC_ORDER", "Comparison", "Spread", "StudyView"]
@@ -32,11 +33,12 @@ class StudyView:
     """A scrubbed study and what follows from it. Make it with ``StudyView.of``."""
 
     record: StudyRecord
+    removed: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, record: StudyRecord, secrets: Sequence[str] = ()) -> StudyView:
         """``secrets``: values that must appear nowhere (``redaction.known_secrets(os.environ)``)."""
-        return cls(scrub(record, secrets))
+        return cls(scrub(record, secrets), removed_notes(record, secrets))
 
     @property
     def name(self) -> str:
@@ -65,8 +67,9 @@ class StudyView:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What has to be known of the command: what was left out of the one that was given, and the answer's own notes."""
-        return (*self.left_out, *(self.answer.notes if self.answer else ()))
+        """What has to be known of the command: secrets that it needs again, what was left out of the one that was given, and
+        the answer's own notes."""
+        return (*self.removed, *self.left_out, *(self.answer.notes if self.answer else ()))
 
     @property
     def simulated(self) -> bool:
