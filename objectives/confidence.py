@@ -26,7 +26,7 @@ stay at 4 %.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -44,9 +44,6 @@ LITE_CONFIDENCE = 0.90
 LITE_LEAST_LOSS = 0.01
 LITE_GAIN_SHARE = 0.25
 LIKE_KV_CACHE = 0.01
-ENOUGH_REQUESTS = 400
-"""From here a success rate of 99 % can be told from one that is not: with no failure in 400, the upper 95 % bound of the
-failure share is 0.75 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,11 +252,6 @@ def lite_suffices(
     return loss is not None and loss < max(LITE_LEAST_LOSS, LITE_GAIN_SHARE * (gain_ratio - 1))
 
 
-def enough_requests(n: int) -> bool:
-    """Whether a raw success rate may decide in the search (else the window doubles once)."""
-    return n >= ENOUGH_REQUESTS
-
-
 def requests_needed(min_success: float, failed: int = 0, confidence: float = 0.95) -> int | None:
     """The fewest requests with ``failed`` failures whose upper bound is within ``1 - min_success``; ``None``: no number is."""
     allowed = 1 - min_success
@@ -302,12 +294,6 @@ def start_spread(starts: Sequence[Sequence[float]]) -> StartSpread:
     balance = (loads - sum(size**2 for size in sizes) / loads) / (count - 1)
     between = math.sqrt(max(0.0, (between_mean_square - within**2) / balance))
     return StartSpread(within, between, of_starts, count, loads)
-
-
-def compare_all(arms: Mapping[str, Sequence[float]], baseline: str, direction: Direction) -> dict[str, Comparison]:
-    """Every arm but ``baseline`` against it, by name, with one spread for all."""
-    everything = tuple(arms.values())
-    return {name: compare(arm, arms[baseline], everything, direction) for name, arm in arms.items() if name != baseline}
 
 
 def _mean_log(values: Sequence[float]) -> float:

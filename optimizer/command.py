@@ -125,19 +125,6 @@ def shell_line(argv: Iterable[str], environment: Mapping[str, str] | None = None
     return " ".join([*prefix, shlex.join(argv)])
 
 
-def with_resolved(config: EngineConfig, resolved: Mapping[str, Any], names: Iterable[str], schema: Arguments) -> EngineConfig:
-    """``config`` with the engine's own resolved values of ``names`` written out where the config leaves them open.
-
-    An exported command says ``--max-num-seqs 1024`` instead of trusting that the next vLLM has the same default.
-    """
-    added = {
-        name: resolved[name]
-        for name in names
-        if name not in config and name in schema and resolved.get(name) is not None and not schema.unlike(name, resolved[name])
-    }
-    return config | added
-
-
 def _inexpressible(argument: Argument, value: Any, why: str) -> UsageError:
     return UsageError(f"{argument.name} = {value!r} cannot be written on a command line: {why}", hint=SEE_SPACE)
 

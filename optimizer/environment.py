@@ -5,6 +5,7 @@ The hub's client is imported where a hub is asked: simulations and local directo
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 import json
 import os
@@ -18,7 +19,7 @@ from typing import Any
 
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.variables import computing
-from vopt.search_spaces.model import known_config
+from vopt.search_spaces.model import known_config, known_models
 from vopt.search_spaces.space import SearchSpace
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -61,12 +62,19 @@ def find_model(name: str, *, revision: str | None = None, simulated: bool = Fals
     if not HUB_ID.fullmatch(name) or directory.is_absolute() or name.startswith("."):
         raise UsageError(
             f"model {name!r} is neither a directory here nor a hub id like Qwen/Qwen3-8B",
-            hint="vopt search --goal throughput --model Qwen/Qwen3-8B",
+            hint=f"vopt search --goal throughput --model {_near(name)}",
         )
     from vopt.optimizer.hub import config_file
 
     path = config_file(name, revision)
     return ModelFiles(name, _read_config(path.parent), path.parent, path.parent.name)
+
+
+def _near(name: str) -> str:
+    """The well-known model that is most like a name without its organisation or in other letters; else any."""
+    last = {known.rpartition("/")[2].lower(): known for known in known_models()}
+    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), last, n=1)
+    return last[near[0]] if near else "Qwen/Qwen3-8B"
 
 
 def hub_cache() -> Path:

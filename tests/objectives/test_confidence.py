@@ -16,8 +16,6 @@ from scipy import stats
 from vopt.objectives.confidence import (
     SD_FLOOR,
     compare,
-    compare_all,
-    enough_requests,
     failure_share_lower,
     failure_share_upper,
     levels,
@@ -56,7 +54,6 @@ def test_a_third_arm_lends_its_degrees_of_freedom() -> None:
     squares = sum(np.log(arm).var(ddof=1) for arm in (FAST, SLOW, third)) / 3
     assert comparison.spread.freedom == 6
     assert comparison.spread.sd == pytest.approx(math.sqrt(squares))
-    assert set(compare_all({"baseline": SLOW, "finalist": FAST, "lite": third}, "baseline", UP)) == {"finalist", "lite"}
 
 
 @given(st.lists(st.floats(1, 1e4), min_size=2, max_size=5), st.lists(st.floats(1, 1e4), min_size=2, max_size=5))
@@ -262,8 +259,6 @@ def test_requests_needed_is_the_smallest_number_that_suffices(min_success: float
 def test_requests() -> None:
     assert requests_needed(0.99) == 299
     assert requests_needed(1.0) is None
-    assert enough_requests(400)
-    assert not enough_requests(399)
 
 
 def test_starts_with_other_kv_caches_are_not_alike() -> None:

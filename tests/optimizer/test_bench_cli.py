@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import socket
@@ -16,8 +17,8 @@ from support.in_thread import model_server, threaded
 from support.tiny_models import write_tiny_models
 from typer.testing import CliRunner, Result
 
+from vopt.objectives.records import RequestRecord
 from vopt.optimizer import bench_run
-from vopt.optimizer.bench import read_records
 from vopt.optimizer.cli import app
 from vopt.optimizer.load.workload_files import read_workload
 from vopt.optimizer.locks import GPU_LOCKS, lock_gpus
@@ -25,6 +26,11 @@ from vopt.optimizer.subject import find_subject
 
 SIMULATED = ("bench", "--model", "Qwen/Qwen3-8B", "--simulate", "h200")
 KEY = "sk-do-not-show-this-key-anywhere"
+
+
+def read_records(path: Path) -> tuple[RequestRecord, ...]:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return tuple(RequestRecord.from_json(json.loads(line)) for line in lines)
 
 
 def vopt(*words: str) -> Result:
@@ -324,8 +330,8 @@ def test_a_workload_that_cannot_be_had(words: tuple[str, ...], code: int, tmp_pa
 def test_a_bench_waits_for_no_gpu_and_shares_none(monkeypatch: pytest.MonkeyPatch) -> None:
     uuid = f"GPU-of-a-test-{os.getpid()}"
 
-    def with_a_gpu(*words: Any) -> Any:
-        subject = find_subject(*words)
+    def with_a_gpu(*words: Any, **more: Any) -> Any:
+        subject = find_subject(*words, **more)
         return replace(subject, machine=replace(subject.machine, uuids=(uuid,)))
 
     monkeypatch.setattr(bench_run, "find_subject", with_a_gpu)

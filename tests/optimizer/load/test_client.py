@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from counted import tokens_in
 from support.fault_server import (
     DONE,
     ERROR,
@@ -32,7 +33,6 @@ from support.fault_server import (
 from vopt.objectives.consistency import contradictions
 from vopt.objectives.records import RequestFailureKind as Kind
 from vopt.objectives.records import RequestRecord
-from vopt.objectives.steadiness import tokens_in
 from vopt.optimizer.engine.base import Engine
 from vopt.optimizer.load.client import HttpEngine
 from vopt.optimizer.load.drive import drive

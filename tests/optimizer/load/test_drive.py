@@ -7,13 +7,13 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from counted import tokens_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_engine import QueueEngine
 from support.imports import foreign_imports
 
 from vopt.objectives.records import CounterSample, LoadResult, LoadStatus, RequestFailureKind, RequestRecord
-from vopt.objectives.steadiness import tokens_in
 from vopt.optimizer.engine.base import Engine, OnTick
 from vopt.optimizer.load.drive import drive
 from vopt.optimizer.load.lengths import shuffled_blocks
