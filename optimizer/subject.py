@@ -156,7 +156,7 @@ def find_subject(
     resolved = {} if machine.simulated else ask_engine(probe, model, fixed | command.config, fixed)
     front = (*command.front_end, *front_end)
     if front:
-        say(f"{shell_line(front)}: for the server in front of the engine: in served and exported commands, not in-process")
+        say(front_end_note(front))
     return Subject(
         resolved=resolved,
         model=model,
@@ -171,6 +171,11 @@ def find_subject(
         own_command=bool(command.config),
         left_out=command.left_out,
     )
+
+
+def front_end_note(words: Sequence[str]) -> str:
+    """What becomes of arguments that are not the engine's."""
+    return f"{shell_line(words)}: for the server in front of the engine: in served and exported commands, not in-process"
 
 
 OUT_OF_RANGE = ("size_below_one", "utilization_out_of_range")

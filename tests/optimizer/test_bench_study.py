@@ -75,6 +75,30 @@ def test_a_recommendation_that_holds(place: Path) -> None:
     assert len(read_study(f"sqlite:///{place}/studies.db", "confirmed").trials) == 3 + 2, "the study itself is left alone"
 
 
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_every_note_on_the_studys_command_is_said_again(
+    as_json: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.sh").write_text(
+        "export CUDA_VISIBLE_DEVICES=1\ncd /srv\nvllm serve Qwen/Qwen3-8B --port 8001 --max-num-seqs 16\n"
+    )
+    words = [word for word in SEARCH if word not in ("--model", "Qwen/Qwen3-8B")]
+    done = vopt(*words, "--from", "run.sh", "--trials", "2", "--rounds", "0", "--no-guard")
+    assert done.exit_code == 0, done.output
+    result = vopt("bench", "--study", "qwen3", *as_json)
+    assert result.exit_code == 0, result.output
+    left_out = ("cd /srv", "CUDA_VISIBLE_DEVICES of the command is left out")
+    for said in left_out:
+        assert said in result.stderr
+    said_too = "for the server in front of the engine"
+    assert (said_too in result.stderr) is not bool(as_json)
+    if as_json:
+        notes = json.loads(result.stdout)["notes"]
+        assert all(any(said in note for note in notes) for said in (*left_out, said_too))
+        assert not [note for note in notes if note.startswith("asking")]
+
+
 def test_it_is_measured_under_the_studys_own_load(place: Path) -> None:
     stored = read_study(f"sqlite:///{place}/studies.db", "confirmed")
     measured = next(trial for trial in stored.trials if trial.label == "confirm-1-baseline")
