@@ -204,20 +204,13 @@ def _bench_engine(options: BenchOptions, asked: Asked, slos: Mapping[str, float]
 
 def spec_of(subject: Subject, options: BenchOptions, asked: Asked, directory: Path, start: int) -> TrialSpec:
     """The specification of start number ``start`` of the configuration that was typed."""
-    arguments, own = subject.fixed | subject.baseline, directory / str(start + 1)
+    own = directory / str(start + 1)
     own.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return TrialSpec(
-        label=f"bench-{start + 1}",
-        model=str(subject.model.directory or subject.model.name),
-        arguments=arguments,
-        directory=own,
-        python=subject.python,
-        served_model_name=subject.served_name(arguments),
-        front_end=subject.front_end,
-        revision=subject.model.revision,
-        environment=subject.environment,
-        gpus=subject.machine.uuids,
-        deadlines=Deadlines(load_s=asked.deadline_s),
+    return subject.trial_spec(
+        f"bench-{start + 1}",
+        subject.baseline,
+        own,
+        Deadlines(load_s=asked.deadline_s),
         seed=options.seed,
         client_processes=options.client_processes,
     )

@@ -18,7 +18,7 @@ from vopt.optimizer.bench_duel import Duel, find_duel, judge_duel, order
 from vopt.optimizer.bench_run import Told
 from vopt.optimizer.bench_study_text import start_entry, study_text
 from vopt.optimizer.check import FlagFinding, FlagStatus, modernised
-from vopt.optimizer.command import shell_line, split_environment
+from vopt.optimizer.command import shell_line
 from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.environment import fetch_weights
 from vopt.optimizer.errors import EnvironmentLacks, GateFailed, UsageError, VoptError
@@ -181,20 +181,8 @@ def _bench(
     directory = Path(record.directory) / f"bench-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}"
 
     def spec_for(request: TrialRequest) -> TrialSpec:
-        arguments, variables = split_environment(subject.fixed | request.config)
-        return TrialSpec(
-            label=request.label,
-            model=str(subject.model.directory or subject.model.name),
-            arguments=arguments,
-            directory=directory / request.label,
-            python=subject.python,
-            served_model_name=subject.served_name(request.config),
-            front_end=subject.front_end,
-            revision=subject.model.revision,
-            environment={**subject.environment, **variables},
-            gpus=subject.machine.uuids,
-            deadlines=Deadlines(load_s=loads_s),
-            seed=stored.seed,
+        return subject.trial_spec(
+            request.label, request.config, directory / request.label, Deadlines(load_s=loads_s), seed=stored.seed
         )
 
     return Bench(

@@ -6,11 +6,12 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from vopt.optimizer import gpus
 from vopt.optimizer.caches import cache_root
-from vopt.optimizer.command import LaunchCommand, argument_words, bound_argv, shell_line, to_argv
+from vopt.optimizer.command import LaunchCommand, argument_words, bound_argv, shell_line, split_environment, to_argv
 from vopt.optimizer.command_in_use import command_in_use, refuse_typed
 from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.engine.hardware import Hardware, hardware
@@ -19,7 +20,7 @@ from vopt.optimizer.errors import EnvironmentLacks, SearchSpaceError, UsageError
 from vopt.optimizer.locks import held_gpu_locks
 from vopt.optimizer.options import BenchOptions, SpaceOptions
 from vopt.optimizer.secrecy import refuse_secret
-from vopt.optimizer.trial import EngineConfig
+from vopt.optimizer.trial import Deadlines, EngineConfig, TrialSpec
 from vopt.search_spaces.arguments import Arguments, stored_arguments, stored_versions
 from vopt.search_spaces.choices import parse_setting, split_settings
 from vopt.search_spaces.circumstances import Circumstances
@@ -86,6 +87,28 @@ class Subject:
         """The launch command of one configuration, ``--set`` arguments included: the words that are exported, and those that
         a served start runs (it only moves to a free port of the loopback)."""
         return bound_argv(to_argv(self.model.name, self.fixed | config, self.front_end, self.schema))
+
+    def trial_spec(
+        self, label: str, config: Mapping[str, Any], directory: Path, deadlines: Deadlines, *, seed: int, **more: Any
+    ) -> TrialSpec:
+        """One engine start of a configuration, ``--set`` arguments included; variables among them go into its environment.
+        ``more`` are further fields of the specification."""
+        arguments, variables = split_environment(self.fixed | config)
+        return TrialSpec(
+            label=label,
+            model=str(self.model.directory or self.model.name),
+            arguments=arguments,
+            directory=directory,
+            python=self.python,
+            served_model_name=self.served_name(config),
+            front_end=self.front_end,
+            revision=self.model.revision,
+            environment={**self.environment, **variables},
+            gpus=self.machine.uuids,
+            deadlines=deadlines,
+            seed=seed,
+            **more,
+        )
 
     def served_name(self, config: Mapping[str, Any]) -> str:
         """What ``/v1/models`` lists for one configuration: the first ``served_model_name``, else the model as it is named."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import socket
@@ -12,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from records_file import read_records
 from support.fault_server import DONE, ERROR, HEAD, LAST_CHUNK, Script, delta, good, status, token, usage
 from support.in_thread import model_server, threaded
 from support.tiny_models import write_tiny_models
 from typer.testing import CliRunner, Result
 
-from vopt.objectives.records import RequestRecord
 from vopt.optimizer import bench_run
 from vopt.optimizer.cli import app
 from vopt.optimizer.load.workload_files import read_workload
@@ -26,11 +25,6 @@ from vopt.optimizer.subject import find_subject
 
 SIMULATED = ("bench", "--model", "Qwen/Qwen3-8B", "--simulate", "h200")
 KEY = "sk-do-not-show-this-key-anywhere"
-
-
-def read_records(path: Path) -> tuple[RequestRecord, ...]:
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return tuple(RequestRecord.from_json(json.loads(line)) for line in lines)
 
 
 def vopt(*words: str) -> Result:

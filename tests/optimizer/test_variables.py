@@ -14,10 +14,15 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vopt.optimizer.bench_run import spec_of
 from vopt.optimizer.caches import KEPT_OUT, MISLEADING, engine_environment
 from vopt.optimizer.environment import first_difference
 from vopt.optimizer.history import StudyRecord
+from vopt.optimizer.load.plan import Arrivals
+from vopt.optimizer.measurement import Asked
+from vopt.optimizer.options import BenchOptions
 from vopt.optimizer.report.deploy import ExportFormat, export
+from vopt.optimizer.subject import find_subject
 from vopt.optimizer.variables import OURS, PLACES, computing, handed_on
 
 SET_FOR_EVERY_START = frozenset({*OURS, *MISLEADING, *KEPT_OUT, *engine_environment(Path(), cpu_build=False, offline=True)})
@@ -124,3 +129,11 @@ def test_a_value_that_was_in_force_nowhere_hinders_no_resume() -> None:
     before, now = (searched({"VLLM_ENGINE_READY_TIMEOUT_S": value, "VLLM_X": "1"}).setup for value in ("5", "900"))
     assert first_difference(before, now) is None
     assert first_difference(before, searched({"VLLM_X": "2"}).setup) == "variables:VLLM_X"
+
+
+def test_a_variable_that_was_set_for_every_engine_is_in_its_environment_and_no_argument(tmp_path: Path) -> None:
+    """Of a bench as of a search: they make the specification of a start in one way."""
+    options = BenchOptions(model="Qwen/Qwen3-8B", simulate="h200", set=["env:VLLM_X=1", "max_num_seqs=8"])
+    spec = spec_of(find_subject(options), options, Asked(Arrivals.CLOSED), tmp_path, 0)
+    assert spec.environment == {"VLLM_X": "1"}
+    assert dict(spec.arguments) == {"max_num_seqs": 8}
