@@ -13,15 +13,22 @@ import sample_study
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from vopt.optimizer.bench_run import spec_of
 from vopt.optimizer.caches import KEPT_OUT, MISLEADING, engine_environment
+from vopt.optimizer.cli import app
 from vopt.optimizer.environment import first_difference
 from vopt.optimizer.history import StudyRecord
 from vopt.optimizer.load.plan import Arrivals
 from vopt.optimizer.measurement import Asked
 from vopt.optimizer.options import BenchOptions
 from vopt.optimizer.report.deploy import ExportFormat, export
+from vopt.optimizer.report.notes import study_note
+from vopt.optimizer.report.page import page
+from vopt.optimizer.report.view import StudyView
+from vopt.optimizer.script import read_script
+from vopt.optimizer.study import read_study
 from vopt.optimizer.subject import find_subject
 from vopt.optimizer.variables import OURS, PLACES, computing, handed_on
 
@@ -137,3 +144,33 @@ def test_a_variable_that_was_set_for_every_engine_is_in_its_environment_and_no_a
     spec = spec_of(find_subject(options), options, Asked(Arrivals.CLOSED), tmp_path, 0)
     assert spec.environment == {"VLLM_X": "1"}
     assert dict(spec.arguments) == {"max_num_seqs": 8}
+
+
+def test_the_command_of_an_answer_has_its_variables_wherever_it_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redirected into a file, it is the command in use again: the same arguments, the same variables."""
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "search",
+        "--goal",
+        "throughput",
+        "--model",
+        "Qwen/Qwen3-8B",
+        "--simulate",
+        "h200",
+        "--trials",
+        "2",
+        "--rounds",
+        "0",
+    ]
+    words += ["--window", "1s", "--concurrency", "8", "--soak", "0", "--set", "env:VLLM_X=a b", "--quiet"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("VLLM_X='a b' vllm serve Qwen/Qwen3-8B")
+    Path("serve.sh").write_text(done.stdout)
+    assert read_script(done.stdout, "serve.sh", {}).words[:3] == ("VLLM_X=a b", "vllm", "serve")
+    assert "VLLM_X='a b'" in CliRunner().invoke(app, ["show"]).stdout
+    view = StudyView.of(read_study("sqlite:///studies.db"))
+    assert "VLLM_X=&#x27;a b&#x27;" in page(view.record)
+    assert "VLLM_X='a b'" in study_note(view)
