@@ -11,6 +11,7 @@ from vopt.optimizer.recommend import Importance, Recommendation, Verdict
 from vopt.optimizer.report import html, wording
 from vopt.optimizer.report.chart import FigureSpec
 from vopt.optimizer.report.raw import LOG, RECORDS
+from vopt.optimizer.report.shell import exported_variables
 from vopt.optimizer.report.show import comparison_table, cost_text, front_table, override_table, rejected_table
 from vopt.optimizer.report.view import StudyView
 
@@ -33,11 +34,10 @@ def head(view: StudyView) -> str:
         html.element("p", marked + html.element("span", html.text(reason), cls="soft")),
     ]
     if answer and answer.argv is not None:
-        parts.append(command_box("command", wording.command_lines(answer.argv)))
+        parts.append(command_box("command", wording.command_lines(answer.argv, exported_variables(view))))
     if answer and answer.gain and answer.verdict is not Verdict.NOTHING_FEASIBLE:
         parts.append(_numbers(view, answer))
-    if answer and answer.notes:
-        parts += [html.element("p", html.text(note), cls="soft") for note in answer.notes]
+    parts += [html.element("p", html.text(note), cls="soft") for note in view.notes]
     return html.element("header", "\n".join(parts))
 
 
