@@ -10,7 +10,6 @@ from typing import Any
 
 from vopt.objectives.goals import Goal, balance
 from vopt.optimizer.bench_load import check_descriptors
-from vopt.optimizer.command import split_environment
 from vopt.optimizer.deadlines import deadlines
 from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.engine.floor import check_limits
@@ -85,7 +84,7 @@ def prepare(options: SearchOptions, listener: Listener, probe: VllmProbe | None 
         listener(Note(text))
 
     goal = find_goal(options)
-    subject = find_subject(options, say, probe)
+    subject = find_subject(options, say, probe, lambda text: listener(Note(text, important=True)))
     load = find_load(options, subject, say)
     asked = find_asked(options, goal)
     if not (subject.machine.simulated or options.no_serve):
@@ -128,19 +127,11 @@ def prepare(options: SearchOptions, listener: Listener, probe: VllmProbe | None 
             records = study.records()
             key = compile_key(setup, request.config)
             known = any(record.failure is None and compile_key(setup, record.config) == key for record in records)
-            arguments, variables = split_environment(subject.fixed | request.config)
-            return TrialSpec(
-                label=request.label,
-                model=str(subject.model.directory or subject.model.name),
-                arguments=arguments,
-                directory=study.directory / f"{request.label}{attempt}",
-                python=subject.python,
-                served_model_name=subject.served_name(request.config),
-                front_end=subject.front_end,
-                revision=subject.model.revision,
-                environment={**subject.environment, **variables},
-                gpus=subject.machine.uuids,
-                deadlines=deadlines(
+            return subject.trial_spec(
+                request.label,
+                request.config,
+                study.directory / f"{request.label}{attempt}",
+                deadlines(
                     setup.timing,
                     records,
                     known_key=known,
@@ -243,7 +234,7 @@ def relaunch(options: ResumeOptions, listener: Listener) -> StudyRecord:
     resumed = resumption(record, options)
     with VllmProbe(interpreter_of(resumed.options)) as probe:
         prepared = prepare(resumed.options, listener, probe)
-        refuse_difference(record, prepared.stored)
+        refuse_difference(record, resumed.options, prepared.stored)
         prepared = replace(prepared, setup=replace(prepared.setup, earlier=resumed.earlier))
         if prepared.replays:
             refuse_lost_lengths(record.name, record.trials)

@@ -12,6 +12,7 @@ from vopt.optimizer.report import html, wording
 from vopt.optimizer.report.chart import FigureSpec
 from vopt.optimizer.report.load_said import load_said
 from vopt.optimizer.report.raw import LOG, RECORDS
+from vopt.optimizer.report.shell import exported_variables
 from vopt.optimizer.report.show import comparison_table, cost_text, front_table, override_table, rejected_table
 from vopt.optimizer.report.view import StudyView
 from vopt.optimizer.stated_acceptance import WRONG_TEXT
@@ -35,12 +36,11 @@ def head(view: StudyView) -> str:
         html.element("p", marked + html.element("span", html.text(reason), cls="soft")),
     ]
     if answer and answer.argv is not None:
-        parts.append(command_box("command", wording.command_lines(answer.argv)))
+        parts.append(command_box("command", wording.command_lines(answer.argv, exported_variables(view))))
     if answer and answer.gain and answer.verdict is not Verdict.NOTHING_FEASIBLE:
         parts.append(_numbers(view, answer))
-    if answer and answer.notes:
-        looks = ("simulated" if note.startswith(WRONG_TEXT) else "soft" for note in answer.notes)  # framed, as a simulation is
-        parts += [html.element("p", html.text(note), cls=look) for note, look in zip(answer.notes, looks, strict=True)]
+    looks = ("simulated" if note.startswith(WRONG_TEXT) else "soft" for note in view.notes)  # framed, as a simulation is
+    parts += [html.element("p", html.text(note), cls=look) for note, look in zip(view.notes, looks, strict=True)]
     return html.element("header", "\n".join(parts))
 
 

@@ -9,6 +9,7 @@ from vopt.optimizer.recommend import Importance, Recommendation, Verdict
 from vopt.optimizer.report import wording
 from vopt.optimizer.report.blocks import Block, Code, Column, Facts, Line, Table, TableMaker, Tone
 from vopt.optimizer.report.load_said import load_said
+from vopt.optimizer.report.shell import exported_variables
 from vopt.optimizer.report.spent import spent
 from vopt.optimizer.report.view import Comparison, Spread, StudyView
 from vopt.optimizer.trial import Phase
@@ -66,9 +67,9 @@ def study_blocks(view: StudyView, importance: Importance | None = None) -> list[
         blocks.append(Line(answer.reason, Tone.DIM))
     blocks.append(Facts(tuple(_setup_facts(view))))
     if answer and answer.argv is not None:
-        blocks.append(Code(wording.command_lines(answer.argv)))
-    if answer:
-        blocks.append(Facts(tuple(_gain_facts(view, answer))))
+        blocks.append(Code(wording.command_lines(answer.argv, exported_variables(view))))
+    if answer or view.notes:
+        blocks.append(Facts(tuple(_gain_facts(view, answer) if answer else _notes(view))))
     if answer and answer.front:
         blocks.append(front_table(view, answer))
     if rows := view.compared():
@@ -243,8 +244,11 @@ def _gain_facts(view: StudyView, answer: Recommendation) -> list[tuple[str, str]
         rows.append(("Less than default", "; ".join(below)))
     if view.simulated:
         rows.append(("Simulated", "no engine ran; measure the command on the real GPU before you rely on it"))
-    rows += [("Note", note) for note in answer.notes]
-    return rows
+    return rows + _notes(view)
+
+
+def _notes(view: StudyView) -> list[tuple[str, str]]:
+    return [("Note", note) for note in view.notes]
 
 
 def cost_text(row: Comparison) -> str:

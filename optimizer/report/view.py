@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vopt.objectives.records import LoadStatus
 from vopt.optimizer.arms import series_of
 from vopt.optimizer.command import flags_text
 from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord
@@ -17,6 +16,7 @@ from vopt.optimizer.recommend import Gain, Recommendation, Rejected, Verdict
 from vopt.optimizer.report import wording
 from vopt.optimizer.report.comparison import METRIC_ORDER, Comparison, Spread, compare, few_for, in_order, names_of, spread_of
 from vopt.optimizer.report.redaction import scrub
+from vopt.optimizer.report.removed import removed_notes
 from vopt.optimizer.stated_acceptance import condition, stated_length
 from vopt.optimizer.trial import Phase
 
@@ -34,11 +34,12 @@ class StudyView:
     """A scrubbed study and what follows from it. Make it with ``StudyView.of``."""
 
     record: StudyRecord
+    removed: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, record: StudyRecord, secrets: Sequence[str] = ()) -> StudyView:
         """``secrets``: values that must appear nowhere (``redaction.known_secrets(os.environ)``)."""
-        return cls(scrub(record, secrets))
+        return cls(scrub(record, secrets), removed_notes(record, secrets))
 
     @property
     def name(self) -> str:
@@ -59,6 +60,17 @@ class StudyView:
     @property
     def verdict(self) -> Verdict | None:
         return self.answer.verdict if self.answer else None
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What of the command in use as it was given no engine had."""
+        return tuple(str(text) for text in self.setup.get("left_out") or ())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What has to be known of the command: secrets that it needs again, what was left out of the one that was given, and
+        the answer's own notes."""
+        return (*self.removed, *self.left_out, *(self.answer.notes if self.answer else ()))
 
     @property
     def simulated(self) -> bool:
@@ -147,8 +159,8 @@ class StudyView:
             return str(trial.failure.kind), trial.failure.detail
         if trial.stage is Stage.SOAK and trial.status not in SOAK_ENDINGS:
             return None
-        if trial.status in _STATUS_REASONS:
-            return str(trial.status), _STATUS_REASONS[trial.status]
+        if trial.status in wording.STATUS_REASONS:
+            return str(trial.status), wording.STATUS_REASONS[trial.status]
         return None
 
     def feasible(self, trial: TrialRecord) -> bool:
@@ -249,7 +261,7 @@ class StudyView:
 
     def stage_phases(self, stage: Stage) -> dict[Phase, float]:
         """The same for the starts of one stage."""
-        return _by_phase(trial for trial in self.trials if trial.stage is stage)
+        return _by_phase([trial for trial in self.trials if trial.stage is stage])
 
     def stage_totals(self) -> dict[Stage, tuple[int, float]]:
         """(starts, seconds) by stage."""
@@ -322,19 +334,8 @@ class StudyView:
         return f"{name}, repaired by {flags_text(self.answer.repair.changes)} (as given {verb} not start here)"
 
 
-_STATUS_REASONS = {
-    LoadStatus.STOPPED_EARLY: "clearly worse than the best so far; the load was ended early",
-    LoadStatus.OVERLOADED: "requests piled up through the window: the rate is above what this engine sustains",
-    LoadStatus.UNSTEADY: "the two halves of the window disagree, also after it was doubled",
-    LoadStatus.ENGINE_DIED: "the engine died under load",
-    LoadStatus.REPEATED_ERRORS: "one request after the other failed",
-    LoadStatus.DEADLINE: "the load did not end within its deadline",
-}
-
-
-def _by_phase(trials: Iterable[TrialRecord]) -> dict[Phase, float]:
-    rows = list(trials)
-    return {phase: total for phase in Phase if (total := sum(trial.phase_s.get(phase, 0.0) for trial in rows))}
+def _by_phase(trials: Sequence[TrialRecord]) -> dict[Phase, float]:
+    return {phase: total for phase in Phase if (total := sum(trial.phase_s.get(phase, 0.0) for trial in trials))}
 
 
 def _one_start(trial: TrialRecord, kind: str, reason: str) -> str:
@@ -344,7 +345,6 @@ def _one_start(trial: TrialRecord, kind: str, reason: str) -> str:
     return reason
 
 
-def _one_arm(trials: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
+def _one_arm(trials: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
     """Finalist and lite may be the same configuration: then the first of the two arms, since arms are not pooled."""
-    rows = list(trials)
-    return tuple(trial for trial in rows if trial.arm is rows[0].arm)
+    return tuple(trial for trial in trials if trial.arm is trials[0].arm)

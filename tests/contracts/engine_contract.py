@@ -8,9 +8,9 @@ from statistics import median
 from typing import Any, TypeVar
 
 import pytest
+from counted import tokens_in
 
 from vopt.objectives.records import RequestFailureKind, RequestRecord
-from vopt.objectives.steadiness import tokens_in
 from vopt.optimizer.engine.base import Engine
 from vopt.optimizer.load.drive import drive
 from vopt.optimizer.load.plan import Arrivals, LoadPlan, Request, Tick

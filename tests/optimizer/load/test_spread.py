@@ -11,13 +11,13 @@ from itertools import islice, pairwise
 from typing import Any
 
 import pytest
+from counted import tokens_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_engine import QueueEngine
 from support.fault_server import FaultServer, Script, good, serving, status
 
 from vopt.objectives.records import CAPPED, LoadResult, LoadStatus, LoadWindow, RequestRecord
-from vopt.objectives.steadiness import tokens_in
 from vopt.optimizer.load.arrivals import arrival_times
 from vopt.optimizer.load.drive import drive
 from vopt.optimizer.load.lockstep import Begin, Conductor, LedWindow, Order, Prepared, Told
