@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 from vopt.optimizer.cli import app, verbs
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md")} - {ROOT / "docs" / "reference" / "cli.md"})
 """The reference of the command line is generated from it."""
