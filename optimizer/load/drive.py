@@ -287,9 +287,8 @@ class _Load:
     def _needed(self) -> bool:
         """Whether requests in flight still belong to the figures after the window closed.
 
-        All of them when sending ended by itself. In an open loop those that were due in the window: leaving out what takes
-        longest would flatter the latencies, so sending goes on at the same rate until they have ended or stalled; where nobody
-        knows yet when that is, for the window's length or the longest silence.
+        All of them when sending ended by itself; in an open loop those due in the window, for leaving out what takes longest
+        would flatter the latencies: until they ended or stalled, or (where that is not known yet) a window or a silence long.
         """
         window = self._window
         if window.exhausted_s is not None:
