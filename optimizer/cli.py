@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vopt.optimizer import streams
-from vopt.optimizer.errors import GateFailed, NothingFeasible, VoptError
+from vopt.optimizer.errors import GateFailed, Interrupted, NothingFeasible, VoptError
 from vopt.optimizer.faults import ending
 from vopt.optimizer.interruption import close_ears, listen
 from vopt.optimizer.one_thread import one_thread
@@ -34,12 +35,17 @@ from vopt.optimizer.options import (
     WorkloadOptions,
     command,
 )
+from vopt.optimizer.secrecy import clean_text, known_secrets
+from vopt.optimizer.way_on import USUAL, with_storage
 
 if TYPE_CHECKING:  # the command line imports nothing heavy before it knows what to do
     from vopt.optimizer.history import StudyRecord
     from vopt.optimizer.recommend import Importance
     from vopt.optimizer.report.console import ProgressDisplay
     from vopt.optimizer.report.view import StudyView
+
+_AS_COMMAND: ContextVar[bool] = ContextVar("as_command", default=False)
+"""Whether this process is the command: then no signal has anything to say once the exit code is decided."""
 
 app = typer.Typer(name="vopt", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -49,6 +55,7 @@ def main() -> None:
     os.umask(0o077)  # logs and records are the user's alone
     streams.secure()
     listen()
+    _AS_COMMAND.set(True)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries, to their callers: nothing that a user can do anything about
     try:
@@ -59,6 +66,7 @@ def main() -> None:
     except streams.ReaderGone as gone:
         sys.exit(gone.exit_code)
     except VoptError as error:
+        close_ears()
         _say(error)
         sys.exit(error.exit_code)
     finally:
@@ -93,8 +101,9 @@ def _verb(name: str, options: type[Any]) -> Callable[[Callable[[Any], int | None
 
     def register(body: Callable[[Any], int | None]) -> Callable[[Any], int | None]:
         def run(typed: Any) -> None:
-            with _reported():
+            with _reported(getattr(typed, "storage", USUAL)):
                 code = body(typed)
+            _decided()
             raise typer.Exit(code or 0)
 
         run.__name__, run.__doc__ = body.__name__, body.__doc__
@@ -105,25 +114,31 @@ def _verb(name: str, options: type[Any]) -> Callable[[Callable[[Any], int | None
 
 
 @contextmanager
-def _reported() -> Iterator[None]:
+def _reported(storage: str) -> Iterator[None]:
     """Turns an error into one paragraph on stderr and its exit code; one that nobody expected too."""
     try:
         yield
     except (typer.Exit, streams.ReaderGone):
         raise
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # a traceback tells a user nothing; it is kept in a file
-        _say(end := ending(error))
+        _decided()
+        _say(end := ending(error), storage)
         raise typer.Exit(end.exit_code) from None
 
 
-def _say(error: VoptError) -> None:
-    """What was typed wrongly is named, but no secret in it: stderr ends in logs."""
-    from vopt.optimizer.report.redaction import clean_text, known_secrets
+def _decided() -> None:
+    """A second Ctrl-C now would cut off what is said of the first, and replace the exit code."""
+    if _AS_COMMAND.get():
+        close_ears()
 
+
+def _say(error: VoptError, storage: str = USUAL) -> None:
+    """What was typed wrongly is named, but no secret in it: stderr ends in logs. Imports nothing: an interruption may have cut
+    off any import."""
     secrets = known_secrets(os.environ)
-    print(f"vopt: {clean_text(error.message, secrets)}", file=sys.stderr)
+    print(f"vopt: {clean_text(with_storage(error.message, storage), secrets)}", file=sys.stderr)
     if error.hint:
-        print(f"  try: {clean_text(error.hint, secrets)}", file=sys.stderr)
+        print(f"  try: {clean_text(with_storage(error.hint, storage), secrets)}", file=sys.stderr)
 
 
 def _print_json(document: Any) -> None:
@@ -196,11 +211,14 @@ def _answer(study: StudyRecord, as_json: bool) -> int | None:
     from vopt.optimizer.report import console, document, show, wording
 
     view = _view(study)
-    console.write_blocks(show.answer_blocks(view), sys.stderr)
-    if as_json:
-        _print_json(document.answer_document(view))
-    elif view.answer is not None and view.answer.argv is not None:
-        print(wording.command_text(view.answer.argv))
+    try:
+        console.write_blocks(show.answer_blocks(view), sys.stderr)
+        if as_json:
+            _print_json(document.answer_document(view))
+        elif view.answer is not None and view.answer.argv is not None:
+            print(wording.command_text(view.answer.argv))
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; the study {study.name} has its answer", hint=f"vopt show {study.name}") from None
     return NothingFeasible.exit_code if view.verdict is Verdict.NOTHING_FEASIBLE else None
 
 
