@@ -5,7 +5,7 @@ import signal
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `main` listens
 
-from vopt.optimizer.cli import main  # noqa: E402 - the imports are what it is about
+from vopt.optimizer.cli import main
 
 if __name__ == "__main__":
     main()

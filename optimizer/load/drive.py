@@ -32,8 +32,8 @@ async def drive(
 
     Ends within ``plan.deadline_s`` whatever the engine does. Every request that was sent has exactly one record; of those
     planned but never sent there is the count, when the load did not come to its end. ``ValueError`` for a plan that cannot
-    be meant; an exception that ``engine.run`` raises is the engine's defect and comes out here. ``window``: another watch
-    than the plan's own, for a load that is one of several.
+    be meant; ``StoodStill`` when this process was stopped meanwhile; what ``engine.run`` raises is the engine's defect and
+    comes out here. ``window``: another watch than the plan's own, for a load that is one of several.
     """
     load = _Load(engine, source, plan, on_tick, window or WindowWatch(plan))
     try:
@@ -83,6 +83,8 @@ class _Load:
             self._dispatcher = asyncio.create_task(self._dispatch())
             self._dispatcher.add_done_callback(self._noticed)
         await self._watch()
+        if self._engine.dead is None:
+            self._health.check()
         return await self._finish()
 
     def abandon(self) -> None:
@@ -188,6 +190,7 @@ class _Load:
         due_s = self._plan.tick_s
         while self._ending is None and self._defect is None:
             await self._sleep_until(min(due_s, self._window.wakes_s, self._limit_s))
+            self._health.check()
             if self._defect is not None:
                 raise self._defect
             if self._now() >= due_s:
@@ -307,18 +310,15 @@ class _Load:
 
     async def _finish(self) -> LoadResult:
         assert self._ending is not None  # _watch returns for no other reason
-        status, detail = self._ending
+        (status, detail), failure = self._ending, None
         if self._dispatcher is not None:
             self._dispatcher.cancel()
-        failure = None
         if status is LoadStatus.ENGINE_DIED:
             failure = RequestFailure(RequestFailureKind.ENGINE_DIED, detail)
             if self._visits and "hung" not in self._flags:  # a dead engine returns its own records at once
                 await asyncio.wait(list(self._visits), timeout=min(1.0, 0.01 * self._plan.deadline_s))
-        now_s = self._now()
-        self._ledger.close(self._engine, now_s, failure=failure, stall_after_s=self._plan.stall_after_s)
-        visits = list(self._visits)
-        for visit in visits:
+        self._ledger.close(self._engine, now_s := self._now(), failure=failure, stall_after_s=self._plan.stall_after_s)
+        for visit in (visits := list(self._visits)):
             visit.cancel()
         if visits and (await asyncio.wait(visits, timeout=self._plan.deadline_s - self._limit_s))[1]:
             self._flags.append("requests_not_aborted")

@@ -19,7 +19,8 @@ from vopt.objectives.records import LoadStatus
 from vopt.optimizer.engine import server
 from vopt.optimizer.engine.base import Session
 from vopt.optimizer.engine.kin import descendants
-from vopt.optimizer.engine.server import ServerSession, UrlSession, free_port, listens, without_place
+from vopt.optimizer.engine.ports import free_port, listens
+from vopt.optimizer.engine.server import ServerSession, UrlSession, without_place
 from vopt.optimizer.load.target import parse_target
 from vopt.optimizer.trial import Blame, Deadlines, EngineFailure, FailureKind, Phase
 
