@@ -120,8 +120,9 @@ async def test_a_foreign_server_on_the_port_never_gets_a_request(serve: Serve, m
     async with serving([page]) as foreign:
         monkeypatch.setattr(server, "free_port", lambda: foreign.port)
         session = serve("silent", 1.0)
-        with pytest.raises(EngineFailure):
+        with pytest.raises(EngineFailure) as failure:
             await asyncio.to_thread(session.start, no_phase)
+        assert failure.value.failed.kind is FailureKind.PORT, "whoever has our port, the configuration is not to blame"
         assert foreign.requests == []
         assert foreign.connections == 0
 
