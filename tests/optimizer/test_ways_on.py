@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from vopt.optimizer import caches, doctor
 from vopt.optimizer.cli import app
 from vopt.optimizer.doctor import State, leftover_rows, study_rows, temporary_row
+from vopt.optimizer.engine.simulated import SimulatedSession
 from vopt.optimizer.errors import EnvironmentLacks
 from vopt.optimizer.locks import lock_study
 from vopt.optimizer.study import list_studies, read_study
@@ -106,19 +107,22 @@ def vopt_in(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.fault("interrupted, with the study in a storage of its own")
-def test_the_line_to_type_finds_a_study_that_lies_elsewhere(tmp_path: Path) -> None:
-    words = [*SEARCH, "--quiet", "--storage", ELSEWHERE]
-    stopped = as_command(
-        tmp_path,
-        BROKEN_OFF.format(module="engine.simulated", owner="SimulatedSession", function="load", name="SIGINT", words=words),
-    )
-    assert stopped.returncode == 130, stopped.stderr
+def test_the_line_to_type_finds_a_study_that_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(SimulatedSession, "load", _interrupted)
+        stopped = CliRunner().invoke(app, [*SEARCH, "--quiet", "--storage", ELSEWHERE])
+    assert stopped.exit_code == 130, stopped.stderr
     line = re.search(r"try: vopt (.*)", stopped.stderr)
     assert line is not None
-    assert vopt_in(tmp_path, *shlex.split(line[1]), "--quiet").returncode == 0
-    (study,) = list_studies(f"sqlite:///{tmp_path}/elsewhere.db")
+    assert CliRunner().invoke(app, [*shlex.split(line[1]), "--quiet"]).exit_code == 0
+    (study,) = list_studies(ELSEWHERE)
     assert len(study.trials) == 2
     assert not (tmp_path / "studies.db").exists()
+
+
+def _interrupted(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_only_lines_that_name_a_study_are_given_its_storage() -> None:
@@ -196,7 +200,11 @@ def _refused(**named: str) -> None:
 
 
 @pytest.mark.fault("no home directory")
-def test_a_user_without_a_home_is_told_where_caches_may_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_is_told_where_caches_may_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {os.path.realpath(sys.executable)} -S -s "$@"\n')
+    bare.chmod(0o755)
+
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -205,6 +213,6 @@ def test_a_user_without_a_home_is_told_where_caches_may_go(monkeypatch: pytest.M
     with pytest.raises(EnvironmentLacks, match="no home directory") as caught:
         caches.cache_root()
     assert caught.value.hint.startswith("export XDG_CACHE_HOME=")
-    found = CliRunner().invoke(app, ["doctor", "--python", sys.executable])
+    found = CliRunner().invoke(app, ["doctor", "--python", str(bare)])
     assert found.exit_code == 3
     assert "export XDG_CACHE_HOME=" in found.stdout
