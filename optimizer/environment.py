@@ -22,13 +22,29 @@ from vopt.search_spaces.model import known_config
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 COMPARED = (
-    *("gpus", "vllm_version", "model", "model_revision", "engine", "fixed", "baseline", "front_end", "variables"),
+    *(
+        "gpus",
+        "vllm_version",
+        "model",
+        "model_revision",
+        "model_files",
+        "engine",
+        "fixed",
+        "baseline",
+        "front_end",
+        "variables",
+    ),
     *("workload_digest", "space_digest", "goal"),
 )
 """Setup fields that two measurements must share to be compared; a resume refuses the first that differs. ``space_digest`` comes
 after what it follows from: the cause says more than a digest."""
 
-WORDS = {"fixed": "--set {}", "baseline": "the baseline's {}", "variables": "the environment variable {}"}
+WORDS = {
+    "model_files": "the digest of the model's {}",
+    "fixed": "--set {}",
+    "baseline": "the baseline's {}",
+    "variables": "the environment variable {}",
+}
 
 PLACES = re.compile(
     r"VLLM_(API_KEY|(?:CONFIGURE_)?LOGGING(?:_\w+)?|LOG_STATS_INTERVAL|NO_USAGE_STATS|DO_NOT_TRACK|USAGE_\w+|CACHE_ROOT|CONFIG_ROOT"

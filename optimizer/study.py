@@ -266,9 +266,10 @@ class Study:
                     ) from error
                 reason = innermost(error)
                 if time.monotonic() - began > self._retry_s or waiting_is_useless(reason):
+                    what = "make room (vopt clean)" if "disk is full" in reason else "make it writable"
                     raise EnvironmentLacks(
                         f"the study's database could not be written: {reason}",
-                        hint=f"results are safe under {self.directory}; make it writable, then: vopt resume {self.name}",
+                        hint=f"results are safe under {self.directory}; {what}, then: vopt resume {self.name}",
                     ) from error
                 time.sleep(pause)
                 pause = min(2 * pause, 5.0)
