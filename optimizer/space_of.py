@@ -17,11 +17,11 @@ from vopt.optimizer.command_in_use import Written, file_command, with_config_fil
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.engine.floor import Floor, floor
+from vopt.optimizer.engine.process import asking_environment
 from vopt.optimizer.engine.roofline import estimate
 from vopt.optimizer.engine.simulated import MODELLED
 from vopt.optimizer.environment import find_model
 from vopt.optimizer.errors import SearchSpaceError, UsageError, VoptError
-from vopt.optimizer.gpus import cuda_environment
 from vopt.optimizer.lessons import lessons_file, read_lessons, section_of
 from vopt.optimizer.load.workload import Workload
 from vopt.optimizer.measurement import Asked
@@ -285,7 +285,8 @@ def check_command(options: CheckedSpaceOptions) -> SpaceAnswer:
     """``vopt space --check``: a launch command taken apart, flag by flag."""
     with VllmProbe(interpreter_of(options)) as probe:
         machine = find_machine(options.simulate, options.gpus, probe.python)
-        probe.see(cuda_environment(machine.uuids))
+        if not machine.simulated:
+            probe.see(asking_environment(probe.python, machine.uuids))
         schema = find_arguments(probe, machine, options.vllm_version, installed=options.python is not None)
         written = _command_text(options.check or "")
         parsed, notes = _whole_command(written, schema)

@@ -14,6 +14,7 @@ from vopt.optimizer.command import LaunchCommand, argument_words, bound_argv, sh
 from vopt.optimizer.command_in_use import command_in_use, refuse_typed
 from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.engine.hardware import Hardware, hardware
+from vopt.optimizer.engine.process import asking_environment
 from vopt.optimizer.environment import ModelFiles, find_model, vllm_version
 from vopt.optimizer.errors import EnvironmentLacks, SearchSpaceError, UsageError
 from vopt.optimizer.locks import held_gpu_locks
@@ -119,7 +120,7 @@ def find_subject(
         )
     machine = find_machine(options.simulate, options.gpus, python)
     if not machine.simulated:
-        probe.see(gpus.cuda_environment(machine.uuids))
+        probe.see(asking_environment(python, machine.uuids))
         probe.wake()
         say(f"{ASKING} {python} for its arguments and for its view of the model")
     schema = find_arguments(probe, machine, options.vllm_version, installed=options.python is not None)

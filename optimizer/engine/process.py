@@ -9,6 +9,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -87,6 +88,7 @@ class ProcessSession:
         self._gpus = gpus.select(spec.gpus)
         assert self._cache is not None
         before = caches.cache_state(self._cache)
+        caches.lend_inspections(self._cache)
         on_phase(Phase.START, "starting the engine")
         order = {"do": "start", "model": spec.model, "arguments": spec.arguments.to_json(), "revision": spec.revision}
         self._order(order, Phase.START)
@@ -230,9 +232,7 @@ def trial_environment(spec: TrialSpec) -> tuple[dict[str, str], Path]:
 def engine_environment(spec: TrialSpec) -> tuple[dict[str, str], Path]:
     """(environment of an engine of this trial, its cache folder), for trials and for served engines alike."""
     interpreter = probe(spec.python)
-    chosen = gpus.select(spec.gpus) or gpus.visible(gpus.inventory())[:1]
-    name = "cpu" if interpreter.cpu_build or not chosen else chosen[0].name
-    cache = caches.engine_cache(spec.cache_root or caches.cache_root(), name, interpreter.vllm_version or "none")
+    cache = cache_of(spec.python, spec.gpus, spec.cache_root)
     offline = Path(spec.model).is_dir() or spec.revision is not None
     environment = caches.inherited_environment(offline)
     environment |= caches.engine_environment(
@@ -244,6 +244,20 @@ def engine_environment(spec: TrialSpec) -> tuple[dict[str, str], Path]:
     )
     environment |= gpus.cuda_environment(spec.gpus)
     return environment | dict(spec.environment), cache
+
+
+def cache_of(python: str, uuids: Sequence[str], root: Path | None = None) -> Path:
+    """The cache folder of the engines that ``python`` starts on these GPUs."""
+    interpreter = probe(python)
+    chosen = gpus.select(uuids) or gpus.visible(gpus.inventory())[:1]
+    name = "cpu" if interpreter.cpu_build or not chosen else chosen[0].name
+    return caches.engine_cache(root or caches.cache_root(), name, interpreter.vllm_version or "none")
+
+
+def asking_environment(python: str, uuids: Sequence[str]) -> dict[str, str]:
+    """What the child that is asked about vLLM runs with: a trial's GPUs and no others; what it learns is kept for trials."""
+    bytecode = probe(python).bytecode
+    return gpus.cuda_environment(uuids) | caches.asking_environment(cache_of(python, uuids), bytecode=bytecode)
 
 
 def read_records(path: Path) -> tuple[RequestRecord, ...]:

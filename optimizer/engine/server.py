@@ -90,6 +90,7 @@ class ServerSession:
         self._environment = environment | {"PYTHONSAFEPATH": "1"}  # the working directory is no place for modules
         self._idle = gpus.used_bytes(spec.gpus)
         before = caches.cache_state(cache)
+        caches.lend_inspections(cache)
         self._port = free_port()
         self._readahead = Readahead(weight_files(spec.model, spec.arguments))
         began = time.monotonic()

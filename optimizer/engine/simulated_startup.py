@@ -1,8 +1,8 @@
 """How long a simulated engine takes to start, part by part, and which of its parts the caches of earlier starts save.
 
 Measured on an H200 with vLLM 0.22.1 and dummy weights (seconds, first start / new compile key / known key): Qwen3.5-9B
-197 to 218 / 60 to 70 / 36 to 41, Qwen3-8B 78 to 84 / 29 to 48 / 16 to 25, Qwen3-0.6B 86 / 26 to 35 / 15 to 17, with the
-Triton and vLLM caches shared by all starts. The ranges are of four hosts of one kind: what is computed lies inside them.
+180 to 218 / 51 to 70 / 36 to 42, Qwen3-8B 78 to 84 / 29 to 48 / 16 to 25, Qwen3-0.6B 86 / 26 to 35 / 15 to 17, with the
+Triton and vLLM caches shared by all starts. The ranges are of five hosts of one kind: what is computed lies inside them.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def start_parts(
     sizes = len(capture_sizes(resolved.capture_size, resolved.performance_mode))
     parts = {
         "import": IMPORT_S,
-        "inspect": (25.0 if hybrid else 20.0) if first else 0.0,
+        "inspect": 20.0 if first else 0.0,
         "config": 0.7 if first else 3.7,
-        "process": (19.0 if first else 15.0) if hybrid else 0.0,
+        "process": (15.0 if first else 11.0) if hybrid else 0.0,
         "worker": 5.0 if hybrid else 2.0,
         "weights": weight_bytes / (DUMMY_BYTES_PER_S if dummy else READ_BYTES_PER_S),
         "compile": 0.0 if eager else _compile_s(layers, hybrid, first, known),
@@ -107,9 +107,9 @@ def _capture_s(graphs: int, hybrid: bool) -> float:
 
 def _compile_s(layers: int, hybrid: bool, first: bool, known: bool) -> float:
     """Measured for dense models of 28 and 36 layers: 29 to 37 s first, 17 to 23 and 18 to 30 s with a new key, 4.6 to 5.2 and
-    5.6 to 8.7 s with a known one; for the hybrid of 32 layers 44 to 53, 31 to 37 and 4.2 to 5.2 s."""
+    5.6 to 8.7 s with a known one; for the hybrid of 32 layers 44 to 53, 26 to 39 and 4.2 to 5.2 s."""
     if known:
         return 0.17 * layers
     if first:
         return 1.65 * layers if hybrid else 30.0
-    return (1.02 if hybrid else 0.65) * layers
+    return (0.98 if hybrid else 0.65) * layers

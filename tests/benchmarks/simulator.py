@@ -2,10 +2,11 @@
 
     python tests/benchmarks/simulator.py [TABLE.jsonl ...] [--json]
 
-Three kinds of records: tables of engine starts (`tests/gpu/record_table.py`; by default those of `tests/assets/h200`), bursts
-(`bursts.json` there) and the published trials of other people's GPUs (`published_trials.json`, vLLM 0.17.1). Printed: for
-each record measured and simulated figures with the error, then for each kind and figure the median and worst error and
-Spearman's rank correlation over configurations (those that differ by less than 2 % are taken as tied).
+Four kinds of records: tables of engine starts (`tests/gpu/record_table.py`; by default those of `tests/assets/h200`), bursts
+(`bursts.json` there), restarts (`restarts.json` there: vopt's side, start times alone) and the published trials of other
+people's GPUs (`published_trials.json`, vLLM 0.17.1). Printed: for each record measured and simulated figures with the error,
+then for each kind and figure the median and worst error and Spearman's rank correlation over configurations (those that
+differ by less than 2 % are taken as tied).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from vopt.search_spaces.model import known_model
 from vopt.search_spaces.shape import ModelShape
 
 PUBLISHED = ASSETS.parent / "published_trials.json"
+RESTARTED_VERSION = "0.22.1"
 NOISE = 0.02
 """Configurations whose measured figures differ by less are tied in a rank correlation."""
 FIGURES = ("tokens_per_s", "mean_ttft_s", "mean_tpot_s", "mean_e2e_s", "engine_start_s", "kv_cache_tokens")
@@ -202,6 +204,20 @@ PAGES = {
 """Published pages in a closed loop: model, device, requests in flight. Those at a rate show no throughput."""
 
 
+def of_restarts(path: Path) -> Iterator[Compared]:
+    """vopt's side of the restart benchmark: a compile key each, caches empty before the first."""
+    for name, restarts in json.loads(path.read_text()).items():
+        caches = SimulatedCaches()
+        for restart in restarts if isinstance(restarts, list) else ():
+            if restart["side"] != "vopt":
+                continue
+            model = next(known for known in MODELS if name.startswith(known.lower()))
+            one = session(f"Qwen/{model}", restart["config"], hardware("h200"), RESTARTED_VERSION, caches)
+            simulated = started_figures(one.start(lambda phase, words: None))
+            config = {"max_num_batched_tokens": restart["config"]["max_num_batched_tokens"]}
+            yield Compared(f"restarts of {name}", config, {"engine_start_s": restart["parts_s"]["engine"]}, simulated)
+
+
 def of_published(path: Path) -> Iterator[Compared]:
     """1,000 requests in a closed loop. What the rows wrote as ``speculation`` becomes vLLM's own argument."""
     source = source_of(CHAT, 32768, 0)
@@ -283,7 +299,8 @@ def tied(values: Sequence[float]) -> list[float]:
 
 def compare(tables: Iterable[Path]) -> list[Compared]:
     records = [record for path in tables for record in of_table(path)]
-    return [*records, *of_bursts(ASSETS / "bursts.json"), *of_published(PUBLISHED)]
+    restarts = of_restarts(ASSETS / "restarts.json")
+    return [*records, *of_bursts(ASSETS / "bursts.json"), *restarts, *of_published(PUBLISHED)]
 
 
 def main() -> int:
@@ -301,11 +318,11 @@ def main() -> int:
         figures = "  ".join(f"{name} {record.simulated[name]:.4g} ({error:+.1%})" for name, error in record.errors().items())
         ends = f"  failed: measured {record.failed[0]}, simulated {record.failed[1]}" if any(record.failed) else ""
         print(f"{record.group:<24} {words[:60]:<60} {figures}{ends}")
-    print(f"\n{'records':<28}{'figure':<18}{'n':>4}{'median':>9}{'worst':>9}{'Spearman':>10}")
+    print(f"\n{'records':<32}{'figure':<18}{'n':>4}{'median':>9}{'worst':>9}{'Spearman':>10}")
     for summary in summaries(records):
         rank = "-" if summary.spearman is None else f"{summary.spearman:.2f}"
         print(
-            f"{summary.group:<28}{summary.figure:<18}{summary.records:>4}{summary.median_error:>+9.1%}"
+            f"{summary.group:<32}{summary.figure:<18}{summary.records:>4}{summary.median_error:>+9.1%}"
             f"{summary.worst_error:>+9.1%}{rank:>10}"
         )
     return 0

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from vopt.optimizer import caches
 from vopt.optimizer.check import check_command
 from vopt.optimizer.command import to_words
 from vopt.optimizer.command_reader import parse_command
@@ -72,6 +73,24 @@ def test_the_answer_is_kept_and_read_again(tmp_path: Path) -> None:
     assert read_arguments(sys.executable, cache=tmp_path).device == "from the file"
     kept.write_text("{ truncated")
     assert read_arguments(sys.executable, cache=tmp_path) == first
+
+
+@pytest.mark.vllm
+def test_an_engine_reads_what_asking_learned_of_the_models_class(tmp_path: Path, tiny_model: str) -> None:
+    where = caches.asking_environment(tmp_path, bytecode=True)
+    with VllmProbe(sys.executable, environment=where) as probe:
+        assert probe.ask(tiny_model, {"max_model_len": 512}).accepted
+    (learned,) = (tmp_path / "asked" / "modelinfos").iterdir()
+    caches.lend_inspections(tmp_path)
+    lent = tmp_path / "vllm" / "modelinfos" / learned.name
+    assert lent.read_text() == learned.read_text()
+    untouched = lent.stat().st_ino  # vLLM replaces the file when it inspects
+
+    engines = caches.engine_environment(tmp_path, cpu_build=True, offline=True)
+    with VllmProbe(sys.executable, environment=engines) as probe:
+        assert probe.ask(tiny_model, {"max_model_len": 512}).accepted
+    assert lent.stat().st_ino == untouched
+    assert [path.name for path in lent.parent.iterdir()] == [lent.name]
 
 
 def sample(argument: Argument) -> list[Any]:

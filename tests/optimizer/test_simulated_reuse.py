@@ -111,7 +111,7 @@ def space_of(tmp_path: Path, text: str, model: str, **typed: Any) -> SearchSpace
 
 
 @pytest.mark.parametrize("model", [DENSE, HYBRID])
-@pytest.mark.parametrize("kind", [*set(REUSING) - {"declared"}, *SILENT])
+@pytest.mark.parametrize("kind", [*(kind for kind in REUSING if kind != "declared"), *SILENT])
 def test_whether_caching_is_searched_says_the_workload(kind: str, model: str, tmp_path: Path) -> None:
     space = space_of(tmp_path, (REUSING | SILENT)[kind], model)
     reasons = {part.name: part.reason for part in space.inactive}

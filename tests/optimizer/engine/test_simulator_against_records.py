@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -41,6 +42,21 @@ def test_start_times_are_within_25_percent(starts: list[simulator.Compared], bur
     errors = [error for one in (*starts, *bursts) if (error := one.errors().get("engine_start_s")) is not None]
     assert len(errors) >= 18
     assert max(map(abs, errors)) < 0.25
+
+
+def test_a_hosts_restarts_are_within_15_percent_in_the_median() -> None:
+    found = list(simulator.of_restarts(recorded.ASSETS / "restarts.json"))
+    by_host: dict[str, list[float]] = {one.group: [] for one in found}
+    for one in found:
+        by_host[one.group].append(one.errors()["engine_start_s"])
+    assert {name: len(errors) for name, errors in by_host.items()} == {
+        "restarts of qwen3-8b": 6,
+        "restarts of qwen3-8b-four": 4,
+        "restarts of qwen3.5-9b": 6,
+    }
+    for errors in by_host.values():
+        assert abs(median(errors)) < 0.15
+        assert max(map(abs, errors)) < 0.30, "starts with new keys on one host differ by a third themselves"
 
 
 def test_a_small_model_is_bound_by_the_thread_that_answers(starts: list[simulator.Compared]) -> None:

@@ -95,6 +95,37 @@ def test_the_start_class_is_what_a_start_added_to_the_caches(tmp_path: Path) -> 
     assert caches.start_class(first, caches.cache_state(tmp_path)) is StartClass.NEW_KEY
 
 
+def test_what_asking_learned_of_a_model_spares_its_first_start_the_inspection_and_no_name(tmp_path: Path) -> None:
+    asked = tmp_path / "asked" / "modelinfos"
+    asked.mkdir(parents=True)
+    (asked / "new.json").write_text("learned by asking")
+    (asked / "both.json").write_text("learned by asking")
+    caches.lend_inspections(tmp_path / "nothing here")
+    (tmp_path / "vllm" / "modelinfos").mkdir(parents=True)
+    (tmp_path / "vllm" / "modelinfos" / "both.json").write_text("an engine's own")
+
+    before = caches.cache_state(tmp_path)
+    caches.lend_inspections(tmp_path)
+    key(tmp_path, "a" * 10)
+    assert caches.start_class(before, caches.cache_state(tmp_path)) is StartClass.FIRST, "it tunes kernels all the same"
+    assert {path.name: path.read_text() for path in (tmp_path / "vllm" / "modelinfos").iterdir()} == {
+        "new.json": "learned by asking",
+        "both.json": "an engine's own",
+    }
+
+    again = caches.cache_state(tmp_path)
+    caches.lend_inspections(tmp_path)
+    assert caches.start_class(again, caches.cache_state(tmp_path)) is StartClass.KNOWN_KEY
+
+
+def test_a_cache_that_cannot_be_written_lends_nothing_and_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "asked" / "modelinfos").mkdir(parents=True)
+    (tmp_path / "asked" / "modelinfos" / "new.json").write_text("learned by asking")
+    (tmp_path / "vllm").write_text("a file where a folder belongs")
+    caches.lend_inspections(tmp_path)
+    assert (tmp_path / "vllm").is_file()
+
+
 def test_engines_share_a_cache_only_with_their_like(tmp_path: Path) -> None:
     names = {
         caches.engine_cache(tmp_path, gpu, version)
