@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,6 +27,7 @@ from vopt.optimizer.engine.leftovers import Manifest, begin, sweep
 from vopt.optimizer.engine.process import ProcessSession
 from vopt.optimizer.engine.server import ServerSession
 from vopt.optimizer.engine.supervised import SupervisedProcess
+from vopt.optimizer.interruption import Interruption
 from vopt.optimizer.load import health
 from vopt.optimizer.trial import Blame, Deadlines, EngineFailure, Failed, FailureKind, Phase
 
@@ -341,3 +343,39 @@ def test_a_killed_client_process_accuses_no_server(serve: Callable[..., ServerSe
 
 def _words(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+@pytest.mark.parametrize(("manner", "clients"), [("silent", 1), ("good", 1), pytest.param("good", 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.usefixtures("signal_handlers")
+@pytest.mark.fault("served: search terminated in a start or under load")
+def test_a_served_engine_ends_with_its_interrupted_search(
+    serve: Callable[..., ServerSession], manner: str, clients: int, signals: int
+) -> None:
+    session = serve(clients, manner)
+    began = time.monotonic()
+
+    def terminated(after_s: float) -> None:
+        for number in range(signals):
+            threading.Timer(after_s + 0.1 * number, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+    with Interruption() as interruption:
+        try:
+            with interruption.waiting():
+                if manner == "silent":
+                    terminated(0.5)
+                session.start(no_phase)
+                terminated(0.5 if clients == 1 else 3.0)  # two clients take a moment to begin
+                session.load(source(20, 4), plan(window_s=60.0, concurrency=4), lambda tick: True)
+            raise AssertionError("nothing cut it off")
+        except KeyboardInterrupt:
+            pass
+        try:
+            with interruption.stopping():
+                assert session.close() == ()
+        except KeyboardInterrupt:
+            assert session.close() == ()
+        time.sleep(0.3)  # the last signal has come
+    assert time.monotonic() - began < 30.0
+    if clients > 1:
+        resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
