@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vopt.objectives.goals import Goal, Limit
-from vopt.objectives.metrics import METRICS, Direction, Metrics
+from vopt.objectives.metrics import METRICS, Metrics
 from vopt.objectives.records import LoadStatus
 
 STATUS_KEY = "status"
@@ -77,43 +77,6 @@ def score(metrics: Metrics | None, goal: Goal, baseline: Metrics | None, *, stat
         violations[STATUS_KEY] = 1.0
         reasons.append(f"{goal.metric} was not measured")
     return Score(value, violations, all(v <= 0 for v in violations.values()), tuple(reasons), tuple(notes))
-
-
-def told_value(score: Score, worst_feasible_so_far: float | None, fallback: float) -> float:
-    """What the sampler is told: the value if feasible, else the worst feasible value so far, else ``fallback``.
-
-    An infeasible trial's own value could be the highest of all (a broken configuration that answers few requests fast) and
-    would draw the sampler to it. ``fallback``: 0 to maximise, the load's deadline to minimise.
-    """
-    if score.feasible and score.value is not None:
-        return score.value
-    return fallback if worst_feasible_so_far is None else worst_feasible_so_far
-
-
-def worst_feasible(scores: Iterable[Score], goal: Goal) -> float | None:
-    """The worst value of the feasible ``scores`` in the goal's direction; ``None`` when none is feasible."""
-    values = [score.value for score in scores if score.feasible and score.value is not None]
-    if not values:
-        return None
-    return min(values) if goal.direction is Direction.MAXIMIZE else max(values)
-
-
-def is_better(value: float, other: float, direction: Direction) -> bool:
-    return value > other if direction is Direction.MAXIMIZE else value < other
-
-
-def better_of(first: Score, second: Score, direction: Direction) -> Score:
-    """The better of two: feasible before infeasible, then by value, or by the sum of violations where both are infeasible."""
-    if first.feasible != second.feasible:
-        return first if first.feasible else second
-    if first.feasible and first.value is not None and second.value is not None:
-        return second if is_better(second.value, first.value, direction) else first
-    return second if total_violation(second) < total_violation(first) else first
-
-
-def total_violation(score: Score) -> float:
-    """Sum of what is violated, 0 when nothing is: the order in which to show what came nearest."""
-    return sum(violation for violation in score.violations.values() if violation > 0)
 
 
 def _bound(limit: Limit, baseline: Metrics) -> float | None:

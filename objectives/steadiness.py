@@ -78,29 +78,19 @@ def tokens_between(records: Iterable[RequestRecord], edges: Sequence[float]) -> 
     return totals
 
 
-def tokens_in(records: Iterable[RequestRecord], start_s: float, end_s: float) -> float:
-    """Output tokens produced in ``[start_s, end_s)`` plus the prompt tokens whose prefill ended in it."""
-    return tokens_between(records, (start_s, end_s))[0]
-
-
 def sub_window_edges(start_s: float, end_s: float, parts: int = SUB_WINDOWS) -> tuple[float, ...]:
     """``parts + 1`` equally spaced edges; the last is exactly ``end_s``."""
     return (*(start_s + (end_s - start_s) * part / parts for part in range(parts)), end_s)
 
 
-def halves_agree(records: Iterable[RequestRecord], window: LoadWindow) -> tuple[bool, str]:
-    """Whether both halves of the window have the same token rate, within max(3 %, 3 standard errors) but at most 10 %; and
-    the figures.
+def rates_agree(rates: Sequence[float]) -> tuple[bool, str]:
+    """Whether both halves of a window have the same token rate, within max(3 %, 3 standard errors) but at most 10 %; and the
+    figures. By the tokens of each of its ten sub-windows: those of several clients add up.
 
     The standard error of the difference comes from ten sub-windows, five a half, about each half's own mean. About the
     common mean a real step between the halves would widen its own tolerance: a step d alone has a standard error of d/3
     there, so that three of them could never reject it. For steps elsewhere there is ``HALVES_CEILING``.
     """
-    return rates_agree(tokens_between(records, sub_window_edges(window.opened_s, window.closed_s)))
-
-
-def rates_agree(rates: Sequence[float]) -> tuple[bool, str]:
-    """``halves_agree`` by the tokens of each of the ten sub-windows: those of several clients add up."""
     half = SUB_WINDOWS // 2
     first, second = rates[:half], rates[half:]
     mean = sum(rates) / SUB_WINDOWS

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from vopt.objectives.confidence import compare
+from vopt.objectives.confidence import compare, requests_needed
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.answer_baseline import left_out, left_out_notes, repair_notes, repair_of
 from vopt.optimizer.answer_limits import beyond_the_limits, doubted_breach, next_choice, none_above, unjudged
@@ -30,7 +30,7 @@ from vopt.optimizer.hopeless import overloaded_at
 from vopt.optimizer.judge import Judged
 from vopt.optimizer.progress import Progress, finalists
 from vopt.optimizer.propose import Finish
-from vopt.optimizer.recommend import Gain, Override, Recommendation, Rejected, Verdict
+from vopt.optimizer.recommend import Gain, Override, Recommendation, Rejected, SuccessBound, Verdict
 from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.verdict import (
     ArmResult,
@@ -113,6 +113,12 @@ def _confirmed(progress: Progress, seen: Confirmation) -> Recommendation:
     return _no_gain(progress, reason, gain, metrics, extra, said)
 
 
+def _with_as_many(bound: SuccessBound, allowed: float) -> str:
+    """With how many requests in all these failures would be few enough."""
+    needed = requests_needed(1 - allowed, bound.failed)
+    return f" ({needed:,} requests in all, if no further one fails)" if needed is not None else ""
+
+
 def _winner(progress: Progress, seen: Confirmation, arm: ArmResult, breaks: str) -> Recommendation:
     gain = gain_of(progress, seen, arm)
     moved, notes = drift_notes(progress, gain)
@@ -123,7 +129,7 @@ def _winner(progress: Progress, seen: Confirmation, arm: ArmResult, breaks: str)
     if bound is not None and allowed is not None and bound.upper_failure_share > allowed:
         notes.append(
             f"{bound.n} requests without a failure bound the failure share by {bound.upper_failure_share:.2%} only: "
-            "longer windows or a soak are needed to show the limit itself"
+            f"longer windows or a soak are needed to show the limit itself{_with_as_many(bound, allowed)}"
         )
     notes += unjudged(progress, seen)
     if any(start.record.status is LoadStatus.UNSTEADY for start in (*arm.starts, *seen.baseline.starts)):

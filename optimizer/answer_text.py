@@ -9,8 +9,8 @@ from vopt.objectives.goals import too_few_for_p99
 from vopt.objectives.metrics import Direction
 from vopt.optimizer.compile_watch import COMPILED
 from vopt.optimizer.goodput_rate import nothing_missed
-from vopt.optimizer.history import Arm, Stage
-from vopt.optimizer.judge import Judged
+from vopt.optimizer.history import Arm, Stage, TrialRecord
+from vopt.optimizer.judge import Judged, change_text
 from vopt.optimizer.measurement import CLIENT_LIMITED, FRONT_END_LIMITED, SCALE_OUT
 from vopt.optimizer.progress import Progress
 from vopt.optimizer.recommend import Gain
@@ -20,6 +20,7 @@ from vopt.search_spaces.evidence import NOTHING_STATED_HYBRID
 
 DRIFT_BAND = 3.0  # times the restart noise
 VANISHED_BAND = 2.0  # standard deviations
+FEW_AT_RATE = 200  # requests, with ten above their p95
 LITTLE_REUSE = 0.01  # of the prompt tokens
 OTHER_PATH = 0.05  # of the goal's figure, between the engine alone and the command
 
@@ -41,8 +42,8 @@ def vanished_gain(progress: Progress, seen: Confirmation) -> list[str]:
     if lead <= VANISHED_BAND * progress.setup.restart_noise * math.sqrt(1 + 1 / len(alone)):
         return []
     return [
-        f"in the search, in-process, the finalist was {math.exp(lead) - 1:+.1%} against the baseline; launched as served "
-        "commands the two cannot be told apart: the gain vanishes behind the API server (or was luck of the choice)"
+        f"in the search, in-process, the finalist had {change_text(lead, progress.setup.goal)} against the baseline; launched "
+        "as served commands the two cannot be told apart: the gain vanishes behind the API server (or was luck of the choice)"
     ]
 
 
@@ -172,7 +173,7 @@ def served_note(progress: Progress) -> list[str]:
         return []
     starts = progress.starts_of(progress.baseline_config, Stage.CONFIRMATION)
     served = [start.value for start in starts if start.record.served and start.value is not None]
-    if not served:
+    if not served or _rate_of(starts[0].record) != _rate_of(first.record):  # at another rate it is another figure
         return []
     ratio = fmean(served) / first.value
     if abs(math.log(ratio)) <= max(OTHER_PATH, DRIFT_BAND * progress.setup.restart_noise):
@@ -180,6 +181,24 @@ def served_note(progress: Progress) -> list[str]:
     return [
         f"served, the baseline's {metric} is {ratio - 1:+.0%} from what it was in-process, which is what the search ranked by: "
         "as served, another configuration may be the best; vopt search --engine server measures every trial so (longer starts)"
+    ]
+
+
+def _rate_of(record: TrialRecord) -> float | None:
+    rate: float | None = (record.environment.get("load_plan") or {}).get("rate")
+    return rate
+
+
+def rate_note(progress: Progress) -> list[str]:
+    """Says it when the served commands were measured at a lower rate than the engine alone."""
+    starts = progress.starts_of(progress.baseline_config, Stage.CONFIRMATION)
+    served = next((rate for start in starts if start.record.served and (rate := _rate_of(start.record))), None)
+    before = _rate_of(progress.baseline.record) if progress.baseline is not None else None
+    if served is None or before is None or served == before:
+        return []
+    return [
+        f"confirmed at {served:.3g} requests/s: at the {before:.3g} of the search the baseline's queue grew behind the API "
+        f"server. {SCALE_OUT}"
     ]
 
 
@@ -219,6 +238,21 @@ def front_end_note(progress: Progress) -> list[str]:
     ]
 
 
+def few_note(progress: Progress) -> list[str]:
+    """Says it when so few requests were due in the windows that decide that a p95 is a handful of them."""
+    deciding = [judged.record for judged in progress.history if judged.record.stage is Stage.CONFIRMATION] or [
+        judged.record for judged in progress.searched
+    ]
+    at_rate = [record for record in deciding if (record.environment.get("load_plan") or {}).get("rate")]
+    fewest = min((record.metrics.succeeded for record in at_rate if record.metrics is not None), default=FEW_AT_RATE)
+    if fewest >= FEW_AT_RATE:
+        return []
+    return [
+        f"a start's figures rest on as few as {fewest} requests: a p95 is {max(1, round(0.05 * fewest))} of them, and small "
+        "gains cannot be seen. A longer --window has more"
+    ]
+
+
 def unsearched_note(progress: Progress) -> list[str]:
     """Names what was left alone because the workload is silent about it, where it may matter much."""
     silent = [entry.name for entry in progress.setup.space.inactive if entry.reason == NOTHING_STATED_HYBRID]
@@ -242,9 +276,11 @@ def general_notes(progress: Progress) -> list[str]:
         *progress.setup.notes,
         *unsearched_note(progress),
         *served_note(progress),
+        *rate_note(progress),
         *machine_note(progress),
         *front_end_note(progress),
         *kept_note(progress),
+        *few_note(progress),
     ]
     if progress.setup.no_serve and budget.rounds:
         notes.append("confirmed in-process (--no-serve): what the API server costs is not in these figures")

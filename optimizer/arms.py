@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from vopt.optimizer.history import Arm, TrialRecord
@@ -34,6 +34,17 @@ class Arms:
 
     def labels(self, round_: int) -> list[str]:
         return [self.label(round_, arm) for arm in Arm]
+
+    def measured(self, starts: Set[str], lost: Set[str]) -> int:
+        """How many rounds were measured to their end, of the labels of what was started. ``lost`` are those that failed: an arm
+        that did has no start in later rounds, and these end without it."""
+        gone: set[Arm] = {Arm.LITE} if self.lite is None else set()
+        for round_ in range(1, MOST_ROUNDS + 1):
+            labels = {arm: self.label(round_, arm) for arm in Arm}
+            if gone.issuperset(Arm) or any(arm not in gone and label not in starts for arm, label in labels.items()):
+                return round_ - 1
+            gone.update(arm for arm, label in labels.items() if label in lost and arm is not Arm.BASELINE)
+        return MOST_ROUNDS
 
 
 def series_suffix(series: int) -> str:

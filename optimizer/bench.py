@@ -285,12 +285,6 @@ def write_records(records: Iterable[RequestRecord], path: Path) -> None:
             lines.write(json.dumps(record.to_json(), separators=(",", ":")) + "\n")
 
 
-def read_records(path: Path) -> tuple[RequestRecord, ...]:
-    """What ``write_records`` wrote."""
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return tuple(RequestRecord.from_json(json.loads(line)) for line in lines)
-
-
 def watch_traffic(
     scrape: Callable[[], str],
     for_s: float,

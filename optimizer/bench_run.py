@@ -77,8 +77,8 @@ class Told:
             self.notes.append(event.text)
         self.listener(event)
 
-    def say(self, text: str) -> None:
-        self(Note(text))
+    def say(self, text: str, important: bool = False) -> None:
+        self(Note(text, important))
 
 
 def bench(options: BenchOptions, listener: Listener) -> BenchOutcome:
@@ -167,7 +167,7 @@ def work_directory(data_dir: Path | None) -> Iterator[Path]:
 
 
 def _bench_engine(options: BenchOptions, asked: Asked, slos: Mapping[str, float], directory: Path, told: Told) -> BenchOutcome:
-    subject = find_subject(options, told.say)
+    subject = find_subject(options, told.say, warn=lambda text: told.say(text, important=True))
     load = find_load(options, subject, told.say, replay=asked.arrivals is Arrivals.REPLAY)
     asked = replayed(asked, load.workload)
     say_left_out(subject, told.say)
@@ -204,20 +204,13 @@ def _bench_engine(options: BenchOptions, asked: Asked, slos: Mapping[str, float]
 
 def spec_of(subject: Subject, options: BenchOptions, asked: Asked, directory: Path, start: int) -> TrialSpec:
     """The specification of start number ``start`` of the configuration that was typed."""
-    arguments, own = subject.fixed | subject.baseline, directory / str(start + 1)
+    own = directory / str(start + 1)
     own.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return TrialSpec(
-        label=f"bench-{start + 1}",
-        model=str(subject.model.directory or subject.model.name),
-        arguments=arguments,
-        directory=own,
-        python=subject.python,
-        served_model_name=subject.served_name(arguments),
-        front_end=subject.front_end,
-        revision=subject.model.revision,
-        environment=subject.environment,
-        gpus=subject.machine.uuids,
-        deadlines=Deadlines(load_s=asked.deadline_s),
+    return subject.trial_spec(
+        f"bench-{start + 1}",
+        subject.baseline,
+        own,
+        Deadlines(load_s=asked.deadline_s),
         seed=options.seed,
         client_processes=options.client_processes,
     )

@@ -15,14 +15,15 @@ from vopt.objectives.goals import Goal, balance, built_in_goal
 from vopt.objectives.metrics import Direction
 from vopt.optimizer.bench import BenchOutcome
 from vopt.optimizer.bench_duel import Duel, find_duel, judge_duel, order
-from vopt.optimizer.bench_study_text import study_text
+from vopt.optimizer.bench_run import Told
+from vopt.optimizer.bench_study_text import start_entry, study_text
 from vopt.optimizer.check import FlagFinding, FlagStatus, modernised
-from vopt.optimizer.command import shell_line, split_environment
+from vopt.optimizer.command import shell_line
 from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.environment import fetch_weights
 from vopt.optimizer.errors import EnvironmentLacks, GateFailed, UsageError, VoptError
 from vopt.optimizer.evaluate import Bench, Evaluator
-from vopt.optimizer.events import Listener, Note, StageBegan, TrialBegan, TrialEnded
+from vopt.optimizer.events import Listener, StageBegan, TrialBegan, TrialEnded
 from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord, TrialRequest
 from vopt.optimizer.host import conditions_of, reserved
 from vopt.optimizer.load.plan import LoadPlan
@@ -37,7 +38,7 @@ from vopt.optimizer.secrecy import refuse_words
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.streams import columns
 from vopt.optimizer.study import read_study
-from vopt.optimizer.subject import Subject, find_arguments, find_machine, find_subject, interpreter_of
+from vopt.optimizer.subject import Subject, find_arguments, find_machine, find_subject, front_end_note, interpreter_of
 from vopt.optimizer.trial import Blame, Deadlines, TrialSpec
 
 FORMAT_VERSION = 1
@@ -89,17 +90,19 @@ def measure_again(options: BenchOptions, listener: Listener) -> BenchOutcome:
         raise UsageError(
             f"{record.name} stores no load plan: its baseline was never measured", hint=f"vopt resume {record.name}"
         )
-    stored = stored_options(record.setup["options"])
-    stored = _with_options(options, stored, record)
+    stored = _with_options(options, stored_options(record.setup["options"]), record)
+    told = Told(listener)
     with VllmProbe(interpreter_of(stored)) as probe:
-        subject, duel, findings = _as_of_today(probe, options, stored, record, duel)
-    say_left_out(subject, lambda text: listener(Note(text)))
-    bench = _bench(subject, stored, record, measurement, second, listener)
+        subject, duel, findings = _as_of_today(probe, options, stored, record, duel, told.say)
+    for text in record.setup.get("left_out") or ():  # of the study's command then, and so of what is measured now
+        told.say(str(text), important=True)
+    say_left_out(subject, told.say)
+    bench = _bench(subject, stored, record, measurement, second, told)
     if not subject.machine.simulated:
-        fetch_weights(subject.model, lambda text: listener(Note(text)))
+        fetch_weights(subject.model, told.say)
     with reserved(subject, f"vopt bench of {record.name}"):
-        starts = _measure(Evaluator(bench, measurement, second), duel, options.repeat, listener, goal)
-    return _outcome(options, record, subject, duel, starts, findings)
+        starts = _measure(Evaluator(bench, measurement, second), duel, options.repeat, told, goal)
+    return _outcome(options, record, subject, duel, starts, findings, told.notes)
 
 
 def _with_options(options: BenchOptions, stored: SearchOptions, record: StudyRecord) -> SearchOptions:
@@ -109,12 +112,19 @@ def _with_options(options: BenchOptions, stored: SearchOptions, record: StudyRec
         stored,
         python=python,
         gpus=options.gpus or stored.gpus,
-        vllm_version=options.vllm_version or stored.vllm_version or (None if python else _simulated_version(record)),
+        vllm_version=options.vllm_version
+        or stored.vllm_version
+        or (record.setup["vllm_version"] if record.setup.get("simulated") and not python else None),
     )
 
 
 def _as_of_today(
-    probe: VllmProbe, options: BenchOptions, stored: SearchOptions, record: StudyRecord, duel: Duel
+    probe: VllmProbe,
+    options: BenchOptions,
+    stored: SearchOptions,
+    record: StudyRecord,
+    duel: Duel,
+    say: Callable[[str], None],
 ) -> tuple[Subject, Duel, tuple[FlagFinding, ...]]:
     """The study's subject under the vLLM that is installed now, and the arms in that vLLM's words."""
     machine = find_machine(stored.simulate, stored.gpus, probe.python)
@@ -127,15 +137,13 @@ def _as_of_today(
     _refuse_unknown(findings, options, record)
     settings = [f"{name}={json.dumps(value)}" for name, value in fixed.items()]
     bare = replace(stored, command=None, from_file=None, set=settings, model=record.setup["model"])
-    subject = find_subject(bare, probe=probe)
+    subject = find_subject(bare, say, probe)
     front_end = tuple(record.setup.get("front_end", ()))
     refuse_words(front_end)
+    if front_end:
+        say(front_end_note(front_end))
     subject = replace(subject, front_end=front_end, environment=stored_variables(record), baseline=arms["baseline"])
     return subject, replace(duel, arms=arms), findings
-
-
-def _simulated_version(record: StudyRecord) -> str | None:
-    return str(record.setup["vllm_version"]) if record.setup.get("simulated") else None
 
 
 def _refuse_unknown(findings: Sequence[FlagFinding], options: BenchOptions, record: StudyRecord) -> None:
@@ -155,18 +163,14 @@ def _bench(
     record: StudyRecord,
     measurement: Measurement,
     second: LoadPlan | None,
-    listener: Listener,
+    told: Told,
 ) -> Bench:
     """As the study's own trials were measured, in both loads where they had two; confirmation starts are served where the
     study's were."""
     goal = Goal.from_json(record.setup["goal"])
     asked = Asked(measurement.plan.arrivals, seed=stored.seed)
     loads_s = measurement.plan.deadline_s + (second.deadline_s if second is not None else 0.0)
-
-    def say(text: str) -> None:
-        listener(Note(text))
-
-    load = find_load(stored, subject, say)
+    load = find_load(stored, subject, told.say)
     if load.workload.digest != record.setup.get("workload_digest"):
         raise UsageError(
             f"the workload {load.workload.name} is not the one that {record.name} was measured with "
@@ -177,20 +181,8 @@ def _bench(
     directory = Path(record.directory) / f"bench-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}"
 
     def spec_for(request: TrialRequest) -> TrialSpec:
-        arguments, variables = split_environment(subject.fixed | request.config)
-        return TrialSpec(
-            label=request.label,
-            model=str(subject.model.directory or subject.model.name),
-            arguments=arguments,
-            directory=directory / request.label,
-            python=subject.python,
-            served_model_name=subject.served_name(request.config),
-            front_end=subject.front_end,
-            revision=subject.model.revision,
-            environment={**subject.environment, **variables},
-            gpus=subject.machine.uuids,
-            deadlines=Deadlines(load_s=loads_s),
-            seed=stored.seed,
+        return subject.trial_spec(
+            request.label, request.config, directory / request.label, Deadlines(load_s=loads_s), seed=stored.seed
         )
 
     return Bench(
@@ -201,7 +193,7 @@ def _bench(
         soak_source=load.soak.source,
         asked=asked,
         slos=goal.slos,
-        listener=listener,
+        listener=told,
         served_confirmation=served,
         served_trials=False,
         soak_s=0.0,
@@ -262,6 +254,7 @@ def _outcome(
     duel: Duel,
     starts: Mapping[str, Sequence[TrialRecord]],
     findings: Sequence[FlagFinding],
+    notes: Sequence[str],
 ) -> BenchOutcome:
     goal = Goal.from_json(record.setup["goal"])
     answer = judge_duel(duel, starts, goal, options.gate)
@@ -279,6 +272,7 @@ def _outcome(
         "gain": None if answer.now is None else _gain(answer.now),
         "gain_then": None if duel.then is None else {"ratio": duel.then},
         "lost": answer.lost,
+        "notes": list(notes),
         "changed": _changed(record, subject),
         "retired": [
             {"written": finding.written, "message": finding.message, "instead": list(finding.instead)} for finding in findings
@@ -310,7 +304,7 @@ def _arm(record: StudyRecord, name: str, duel: Duel, subject: Subject, starts: S
         "command": shell_line(subject.argv(duel.arms[name])),
         "engine_config": duel.arms[name].to_json(),
         "then": dict(_then(record, name)),
-        "starts": [_start(start) for start in starts],
+        "starts": [start_entry(start) for start in starts],
     }
 
 
@@ -325,22 +319,3 @@ def _then(record: StudyRecord, name: str) -> Mapping[str, float]:
     found = [trial.metrics.values for trial in starts if trial.config == starts[-1].config and trial.metrics is not None]
     shared = [metric for metric in found[0] if all(metric in values for values in found)] if found else []
     return {metric: sum(values[metric] for values in found) / len(found) for metric in shared}
-
-
-def _start(start: TrialRecord) -> dict[str, Any]:
-    metrics, failure = start.metrics, start.failure
-    return {
-        "label": start.label,
-        "status": start.status.value if start.status else None,
-        "failure": None
-        if failure is None
-        else {"kind": failure.kind.value, "phase": failure.phase.value, "detail": failure.detail},
-        "metrics": {} if metrics is None else dict(metrics.values),
-        "intervals_95": {} if metrics is None else {key: list(value) for key, value in metrics.intervals.items()},
-        "whole_run": {} if metrics is None else dict(metrics.whole_run),
-        "failures": {}
-        if metrics is None
-        else {kind: {"n": count.n, "first_message": count.first_message} for kind, count in metrics.failures.items()},
-        "flags": list(start.flags),
-        "directory": start.directory,
-    }

@@ -1,4 +1,4 @@
-"""What ``vopt bench --study`` says, from its document. Pure."""
+"""What ``vopt bench --study`` says: entries of its document, and the text that follows from it. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vopt.optimizer.command import shell_line
+from vopt.optimizer.history import TrialRecord
 from vopt.optimizer.recommend import Gain
 from vopt.optimizer.report.blocks import Block, Code, Column, Facts, Line, Table, TableMaker, plain_text
 from vopt.optimizer.report.wording import (
@@ -83,3 +84,23 @@ def _table(document: Mapping[str, Any]) -> Table:
             unit = metric_unit(metric)
             table.add(metric_label(metric) + (f", {unit}" if unit else ""), *cells)
     return table.done()
+
+
+def start_entry(start: TrialRecord) -> dict[str, Any]:
+    """One engine start as the document has it."""
+    metrics, failure = start.metrics, start.failure
+    return {
+        "label": start.label,
+        "status": start.status.value if start.status else None,
+        "failure": None
+        if failure is None
+        else {"kind": failure.kind.value, "phase": failure.phase.value, "detail": failure.detail},
+        "metrics": {} if metrics is None else dict(metrics.values),
+        "intervals_95": {} if metrics is None else {key: list(value) for key, value in metrics.intervals.items()},
+        "whole_run": {} if metrics is None else dict(metrics.whole_run),
+        "failures": {}
+        if metrics is None
+        else {kind: {"n": count.n, "first_message": count.first_message} for kind, count in metrics.failures.items()},
+        "flags": list(start.flags),
+        "directory": start.directory,
+    }

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vopt.objectives.goals import DEFAULT_MIN_SUCCESS
+from vopt.objectives.metrics import METRICS
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.bench import BenchLabels, BenchResult, MeasuredLoad, bench_document, repeat_summary
 from vopt.optimizer.compile_watch import COMPILED, REMEASURED
@@ -23,15 +24,9 @@ SHOWN = (
     *("kv_peak", "preemptions", "prefix_hit_rate", "acceptance_length"),
 )
 _WHOLE_RUN = {
-    "tokens_per_s": ("total_token_throughput", 1.0),
-    "output_tokens_per_s": ("output_throughput", 1.0),
-    "requests_per_s": ("request_throughput", 1.0),
-    "goodput_per_s": ("request_goodput", 1.0),
-    **{
-        f"{part}_{name}_s": (f"{'median' if part == 'p50' else part}_{serve}_ms", 1e-3)
-        for name, serve in (("ttft", "ttft"), ("tpot", "tpot"), ("e2e", "e2el"))
-        for part in ("mean", "p50", "p99")
-    },
+    name: (info.bench_serve, 1e-3 if info.bench_serve.endswith("_ms") else 1.0)
+    for name, info in METRICS.items()
+    if info.bench_serve is not None
 }
 """Our metrics as the whole-run figures of ``vllm bench serve``, and the factor to our unit."""
 

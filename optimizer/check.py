@@ -36,7 +36,6 @@ from vopt.search_spaces.subject import Subject
 
 FINE, WARNINGS, CANNOT_START = 0, 1, 6
 MOST_REPAIRS = 8
-FRONT_END = "front end: reaches the served command, not an engine in-process"
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,12 +40,11 @@ class FlagStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FlagFinding:
-    """One flag: as it was written, what it is, what it resolves to, and what to write today (empty: nothing)."""
+    """One flag: as it was written, what it is, and what to write today (empty: nothing)."""
 
     written: str
     status: FlagStatus
     message: str
-    resolves_to: Any = None
     instead: tuple[str, ...] = ()
 
 
@@ -76,25 +75,21 @@ def finding(
     if (old := retired_value(flag, schema)) is not None:
         return FlagFinding(written, FlagStatus.INVALID, f"gone since {old.gone}: {old.why}")
     if not last:
-        return FlagFinding(
-            written, FlagStatus.NO_EFFECT, "the same argument is given again later, and the last one wins", flag.value
-        )
+        return FlagFinding(written, FlagStatus.NO_EFFECT, "the same argument is given again later, and the last one wins")
     if flag.front_end:
-        return FlagFinding(
-            written, FlagStatus.GOOD, "front end: reaches the served command, not an engine in-process", flag.value
-        )
+        return FlagFinding(written, FlagStatus.GOOD, "front end: reaches the served command, not an engine in-process")
     need = NO_EFFECT.get(flag.name)
     if need is not None and not given.get(need[0]):
-        return FlagFinding(written, FlagStatus.NO_EFFECT, need[1], flag.value)
+        return FlagFinding(written, FlagStatus.NO_EFFECT, need[1])
     if flag.name in resolved and resolved[flag.name] == flag.value and type(resolved[flag.name]) is type(flag.value):
-        return FlagFinding(written, FlagStatus.REDUNDANT, f"{flag.value!r} is what vLLM resolves to by itself", flag.value)
+        return FlagFinding(written, FlagStatus.REDUNDANT, f"{flag.value!r} is what vLLM resolves to by itself")
     default = resolved.get(flag.name)
     beside = f" (without it: {default!r})" if isinstance(default, (bool, int, float, str)) and default != "" else ""
     plainly = (
         isinstance(flag.value, (int, float)) and not isinstance(flag.value, bool) and [str(flag.value)] != list(flag.words)
     )
     said = f"known: {flag.value!r}" if plainly and flag.words else "known"
-    return FlagFinding(written, FlagStatus.GOOD, f"{said}{beside}", flag.value)
+    return FlagFinding(written, FlagStatus.GOOD, f"{said}{beside}")
 
 
 def unknown(flag: Flag, written: str, schema: Arguments) -> FlagFinding:
@@ -161,7 +156,7 @@ def variables(environment: Mapping[str, str], schema: Arguments) -> list[FlagFin
         gone = old is not None and (old.gone is None or schema.release >= _release(old.gone))
         status = FlagStatus.UNREAD if gone else FlagStatus.GOOD
         message = old.why if old is not None and gone else "environment"
-        found.append(FlagFinding(f"{name}={value}", status, message, value))
+        found.append(FlagFinding(f"{name}={value}", status, message))
     return found
 
 

@@ -208,7 +208,7 @@ def _progress(metric: str, maximize: bool, simulated: bool, quiet: bool, objecti
 def _answer(study: StudyRecord, as_json: bool) -> int | None:
     """The verdict on stderr, the command (or the document) on stdout; the exit code."""
     from vopt.optimizer.recommend import Verdict
-    from vopt.optimizer.report import console, document, show, wording
+    from vopt.optimizer.report import console, document, shell, show, wording
 
     view = _view(study)
     try:
@@ -216,7 +216,7 @@ def _answer(study: StudyRecord, as_json: bool) -> int | None:
         if as_json:
             _print_json(document.answer_document(view))
         elif view.answer is not None and view.answer.argv is not None:
-            print(wording.command_text(view.answer.argv))
+            print(wording.command_text(view.answer.argv, shell.exported_variables(view)))
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; the study {study.name} has its answer", hint=f"vopt show {study.name}") from None
     return NothingFeasible.exit_code if view.verdict is Verdict.NOTHING_FEASIBLE else None

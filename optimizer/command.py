@@ -38,7 +38,8 @@ class Flag:
 @dataclass(frozen=True, slots=True)
 class LaunchCommand:
     """A launch command taken apart. ``front_end`` are the words that do not reach the engine; ``config_file`` is the
-    argument of ``--config`` (not read here); ``environment`` are the assignments before the command."""
+    argument of ``--config`` (not read here); ``environment`` are the assignments before the command; ``left_out`` says what of
+    the command as it was given is not in it."""
 
     model: str | None
     config: EngineConfig
@@ -46,6 +47,7 @@ class LaunchCommand:
     environment: Mapping[str, str] = field(default_factory=dict)
     config_file: str | None = None
     flags: tuple[Flag, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -121,19 +123,6 @@ def shell_line(argv: Iterable[str], environment: Mapping[str, str] | None = None
     """One line that a POSIX shell splits into exactly these words."""
     prefix = [f"{name}={shlex.quote(value)}" for name, value in sorted((environment or {}).items())]
     return " ".join([*prefix, shlex.join(argv)])
-
-
-def with_resolved(config: EngineConfig, resolved: Mapping[str, Any], names: Iterable[str], schema: Arguments) -> EngineConfig:
-    """``config`` with the engine's own resolved values of ``names`` written out where the config leaves them open.
-
-    An exported command says ``--max-num-seqs 1024`` instead of trusting that the next vLLM has the same default.
-    """
-    added = {
-        name: resolved[name]
-        for name in names
-        if name not in config and name in schema and resolved.get(name) is not None and not schema.unlike(name, resolved[name])
-    }
-    return config | added
 
 
 def _inexpressible(argument: Argument, value: Any, why: str) -> UsageError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -18,17 +18,11 @@ from vopt.optimizer.script import read_script
 from vopt.optimizer.secrecy import refuse_known, refuse_secret, refuse_words
 from vopt.optimizer.trial import EngineConfig
 from vopt.optimizer.typed_files import read_typed
+from vopt.optimizer.variables import OURS
 from vopt.search_spaces.arguments import Arguments
 from vopt.search_spaces.choices import parse_value
 from vopt.search_spaces.parse import canonical
 
-OURS: Mapping[str, str] = {
-    "CUDA_VISIBLE_DEVICES": "--gpus says which GPUs an engine gets",
-    "HIP_VISIBLE_DEVICES": "--gpus says which GPUs an engine gets",
-    "ROCR_VISIBLE_DEVICES": "--gpus says which GPUs an engine gets",
-    "VLLM_PORT": "every engine start gets ports of its own",
-}
-"""Variables of a command that a search decides for each engine start."""
 _OF_ANOTHER_TOOL = re.compile(r"(?m)^(services|apiVersion):")
 _MAY_HOLD_SECRETS = frozenset({"storage", "data_dir", "notify", "url", "api_key_file"})
 """Options whose values reach no engine and no command; they are stored without what is secret in them, or not at all."""
@@ -44,20 +38,21 @@ class Written:
     notes: tuple[str, ...] = ()
 
 
-def command_in_use(options: SpaceOptions | BenchOptions, schema: Arguments, say: Say) -> LaunchCommand:
-    """The words after ``--``, or the file of ``--from``; nothing else may stand there. ``say`` hears what of it is not used.
+def command_in_use(options: SpaceOptions | BenchOptions, schema: Arguments, say: Say, warn: Say) -> LaunchCommand:
+    """The words after ``--``, or the file of ``--from``; nothing else may stand there. ``warn`` hears what of it is left out:
+    whoever starts the exported command has to know. ``say`` hears the rest.
 
     Raises:
         UsageError: no command, two, one that this vLLM does not take, or one with a secret in it.
     """
     words = list(options.command or ())
+    left_out: list[str] = []
     from_file: Path | None = getattr(options, "from_file", None)
     if words and from_file is not None:
         raise UsageError("the command in use is given twice: by --from and after --", hint="leave one of them out")
     if from_file is not None:
         written = file_command(from_file)
-        for note in written.notes:
-            say(note)
+        left_out += written.notes
         command = parse_command(written.command, schema)
     elif words:
         if not _is_command(words, options):
@@ -70,13 +65,13 @@ def command_in_use(options: SpaceOptions | BenchOptions, schema: Arguments, say:
         return LaunchCommand(None, EngineConfig())
     command = with_config_file(command, schema)
     refuse_known((*_texts_of(command), *command.environment.values()), os.environ)
-    for name in command.environment:
-        if name in OURS:
-            say(f"{name} of the command is left out: {OURS[name]}")
+    left_out += [f"{name} of the command is left out: {OURS[name]}" for name in command.environment if name in OURS]
+    for note in left_out:
+        warn(note)
     kept = {name: value for name, value in command.environment.items() if name not in OURS}
     if kept:
         say(f"with the command's own environment: {shell_line((), kept).strip()}")
-    return replace(command, environment=kept)
+    return replace(command, environment=kept, left_out=tuple(left_out))
 
 
 def _texts_of(command: LaunchCommand) -> tuple[str, ...]:

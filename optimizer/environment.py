@@ -5,6 +5,7 @@ The hub's client is imported where a hub is asked: simulations and local directo
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 import json
 import os
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from vopt.optimizer.errors import UsageError
-from vopt.search_spaces.model import known_config
+from vopt.optimizer.variables import computing
+from vopt.search_spaces.model import known_config, known_models
+from vopt.search_spaces.space import SearchSpace
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -39,21 +42,7 @@ COMPARED = (
 """Setup fields that two measurements must share to be compared; a resume refuses the first that differs. ``space_digest`` comes
 after what it follows from: the cause says more than a digest."""
 
-WORDS = {
-    "model_files": "the digest of the model's {}",
-    "fixed": "--set {}",
-    "baseline": "the baseline's {}",
-    "variables": "the environment variable {}",
-}
-
-PLACES = re.compile(
-    r"VLLM_(API_KEY|(?:CONFIGURE_)?LOGGING(?:_\w+)?|LOG_STATS_INTERVAL|NO_USAGE_STATS|DO_NOT_TRACK|USAGE_\w+|CACHE_ROOT|CONFIG_ROOT"
-    r"|ASSETS_CACHE|XLA_CACHE_PATH|MEDIA_CACHE|RPC_BASE_PATH|DEBUG_DUMP_PATH|HOST_IP|PORT)"
-    r"|HF_\w+|HUGGING\w+|XDG_\w+|(?:CUDA|NVIDIA|HIP|ROCR)_VISIBLE_DEVICES|CUDA_DEVICE_ORDER"
-)
-"""Variables that say where things lie, which of equal devices is used and what is logged, not how an engine computes: vLLM
-itself leaves them out of its compile keys for that reason (``vllm/envs.py``, ``compile_factors``, 0.32). The model's revision
-and the kind of GPU are compared themselves."""
+BY_NAME = ("model_files", "fixed", "baseline", "variables")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +73,19 @@ def find_model(name: str, *, revision: str | None = None, simulated: bool = Fals
     if not HUB_ID.fullmatch(name) or directory.is_absolute() or name.startswith("."):
         raise UsageError(
             f"model {name!r} is neither a directory here nor a hub id like Qwen/Qwen3-8B",
-            hint="vopt search --goal throughput --model Qwen/Qwen3-8B",
+            hint=f"vopt search --goal throughput --model {_near(name)}",
         )
     from vopt.optimizer.hub import config_file
 
     path = config_file(name, revision)
     return ModelFiles(name, _read_config(path.parent), path.parent, path.parent.name)
+
+
+def _near(name: str) -> str:
+    """The well-known model that is most like a name without its organisation or in other letters; else any."""
+    last = {known.rpartition("/")[2].lower(): known for known in known_models()}
+    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), last, n=1)
+    return last[near[0]] if near else "Qwen/Qwen3-8B"
 
 
 def hub_cache() -> Path:
@@ -147,28 +143,38 @@ def host_facts() -> dict[str, Any]:
     }
 
 
-def first_difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """The first of ``COMPARED`` in which two setups differ, with both values as text; ``None`` when they are comparable.
+def first_difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """The first of ``COMPARED`` in which two setups differ; ``None`` when they are comparable.
 
-    Of arguments and variables the one that differs is named. What an earlier version did not store is not known to differ.
+    Of arguments and variables it is ``field:name`` of the one that differs. What an earlier version did not store is not known
+    to differ.
     """
     for name in COMPARED:
         before, after = (json.loads(json.dumps(_compared(setup, name), default=str)) for setup in (stored, now))
         if before is None or before == after:
             continue
-        if name in WORDS and isinstance(before, dict) and isinstance(after, dict):
+        if name in BY_NAME and isinstance(before, dict) and isinstance(after, dict):
             key = min(key for key in before.keys() | after.keys() if {key: before.get(key, ...)} != {key: after.get(key, ...)})
-            was, is_now = (repr(each[key]) if key in each else "not set" for each in (before, after))
-            return WORDS[name].format(key), was, is_now
-        return name, repr(before), repr(after)
+            return f"{name}:{key}"
+        return name
     return None
 
 
 def _compared(setup: Mapping[str, Any], name: str) -> Any:
+    if name == "space_digest":
+        return space_digest(setup)
     if name != "variables":
         return setup.get(name)
-    variables = (setup.get("environment") or {}).get("variables")
-    return None if variables is None else {key: value for key, value in variables.items() if not PLACES.fullmatch(key)}
+    known = "variables" in (setup.get("environment") or {})
+    return computing(setup) if known else None
+
+
+def space_digest(setup: Mapping[str, Any]) -> str | None:
+    """The digest of a stored space, as it is computed today: earlier versions computed it over less of the same space."""
+    try:
+        return SearchSpace.from_json(setup["space"]).digest
+    except (KeyError, TypeError, ValueError, AttributeError):  # no space, or one as an earlier version stored it
+        return setup.get("space_digest")
 
 
 def _installed(name: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -14,15 +13,17 @@ from vopt.objectives.records import LoadResult, LoadStatus
 from vopt.optimizer.compile_watch import WatchedLoads
 from vopt.optimizer.early_end import early_end
 from vopt.optimizer.engine.base import Session
-from vopt.optimizer.events import Listener, LoadTicked, Note, PhaseBegan
+from vopt.optimizer.events import Listener, LoadTicked, Note
 from vopt.optimizer.first_load import NumberedLoads, first_load
-from vopt.optimizer.history import SAMPLED_STAGES, Arm, FailureSummary, Stage, TrialRecord, TrialRequest
+from vopt.optimizer.history import SAMPLED_STAGES, FailureSummary, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.interruption import Interruption
 from vopt.optimizer.load.plan import LoadPlan, Tick
 from vopt.optimizer.load.source import RequestSource
-from vopt.optimizer.measurement import CLIENT_LIMITED, FRONT_END_LIMITED, STALL_FACTOR, Asked, Measurement, front_end_limited
+from vopt.optimizer.measurement import CLIENT_LIMITED, FRONT_END_LIMITED, Asked, Measurement, front_end_limited
+from vopt.optimizer.phase_clock import PhaseClock
 from vopt.optimizer.raw_records import RECORDS, SECOND_RECORDS, SIMULATED_CHUNKS, drop_last_raw, write_records
 from vopt.optimizer.second_load import PLAN, found_plan, joined, second_source, worse_status
+from vopt.optimizer.served_load import ServedLoad
 from vopt.optimizer.soak import soak_plan
 from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Measured, Outcome, Phase, Started, TrialSpec
 
@@ -76,7 +77,7 @@ class Evaluator:
         self.interruption = interruption or Interruption()  # one that hears no signals
         self.measurement, self.second_plan = measurement, second
         self._second: LoadResult | None = None
-        self.served_stall_s: float | None = None
+        self.served_load, self.served_second = ServedLoad(), ServedLoad()
         self._conditions: Mapping[str, Any] = {}
 
     def __call__(self, request: TrialRequest) -> TrialRecord:
@@ -97,14 +98,13 @@ class Evaluator:
         else:
             outcome = self._run(request, spec, served)
         record = self._record(request, spec, outcome, began_at, served)
-        if served and request.arm is Arm.BASELINE and record.failure is None and record.metrics is not None:
-            p99_s = record.metrics.get("p99_e2e_s")
-            self.served_stall_s = None if p99_s is None else STALL_FACTOR * p99_s
+        self.served_load.learn(record)
+        self.served_second.learn(record)
         return record
 
     def _run(self, request: TrialRequest, spec: TrialSpec, served: bool) -> Outcome:
         session = self.bench.open_session(spec, served)
-        clock = _PhaseClock(request.label, self.bench.listener)
+        clock = PhaseClock(request.label, self.bench.listener)
         try:
             with self.interruption.waiting():
                 started = session.start(clock.begin)
@@ -141,7 +141,7 @@ class Evaluator:
             raise
 
     def _load(
-        self, request: TrialRequest, spec: TrialSpec, session: Session, clock: _PhaseClock
+        self, request: TrialRequest, spec: TrialSpec, session: Session, clock: PhaseClock
     ) -> tuple[LoadResult, tuple[LoadResult, ...]]:
         clock.begin(Phase.LOAD, "sending requests")
         if request.stage is Stage.SOAK:
@@ -151,13 +151,19 @@ class Evaluator:
         if self.measurement is None:
             return self._first_load(request, loads)
         source = self.bench.source.with_observed(self.measurement.observed_output_tokens)
-        plan = self.measurement.plan
-        if self._served(request):
-            # Behind the API server everything takes longer: what has stalled there is judged by the served baseline, which
-            # comes first in the first round, and not by the engine alone.
-            plan = replace(plan, stall_after_s=self.served_stall_s)
-        load = loads.load(source, plan, self._on_tick(request))
-        return load, tuple(loads.set_aside)
+        if not self._served(request):
+            return loads.load(source, self.measurement.plan, self._on_tick(request)), tuple(loads.set_aside)
+        once = NumberedLoads(source, self._on_tick(request)).on(loads.load)
+        plan, asked = self.measurement.plan, self._settled(self.bench.asked, self.measurement.plan)
+        load, aside = self.served_load.load(plan, request.arm, asked, once, self._noted)
+        return load, (*aside, *loads.set_aside)
+
+    def _settled(self, asked: Asked, plan: LoadPlan) -> Asked:
+        """What was asked; where all trials are served, with the rate that the first of them has found."""
+        return replace(asked, rate=plan.rate) if self.bench.served_trials else asked
+
+    def _noted(self, text: str) -> None:
+        self.bench.listener(Note(text))
 
     def _second_load(self, request: TrialRequest, session: Session, first: LoadResult) -> LoadResult | None:
         """The open loop at the rate that the baseline's found, with the same requests; only after a first load that counts."""
@@ -172,10 +178,12 @@ class Evaluator:
         loads = NumberedLoads(second_source(self.bench.source.with_observed(measurement.observed_output_tokens)), told)
         once = loads.on(session.load)
         if self.second_plan is None:
-            load, self.second_plan = found_plan(asked, first, once, lambda text: self.bench.listener(Note(text)))
+            load, self.second_plan = found_plan(asked, first, once, self._noted)
             return load
         plan = self.second_plan
-        return once(replace(plan, stall_after_s=self.served_stall_s) if self._served(request) else plan)
+        if not self._served(request):
+            return once(plan)
+        return self.served_second.load(plan, request.arm, self._settled(asked, plan), once, self._noted)[0]
 
     def _served(self, request: TrialRequest) -> bool:
         return self.bench.served_trials or (self.bench.served_confirmation and request.stage in SERVED_STAGES)
@@ -192,7 +200,7 @@ class Evaluator:
     def _first_load(self, request: TrialRequest, watched: WatchedLoads) -> tuple[LoadResult, tuple[LoadResult, ...]]:
         """Find what the user left open (concurrency, rate, window) on the baseline's engine, then freeze it."""
         loads = NumberedLoads(self.bench.source, self._on_tick(request))
-        found = first_load(self.bench.asked, loads.on(watched.load), lambda text: self.bench.listener(Note(text)))
+        found = first_load(self.bench.asked, loads.on(watched.load), self._noted)
         self.measurement = found.measurement
         return found.load, (*found.probes, *watched.set_aside)
 
@@ -244,9 +252,11 @@ class Evaluator:
             environment["vllm_version"] = started.vllm_version
         if self.measurement is not None:
             soak = request.stage is Stage.SOAK
-            environment["load_plan"] = asdict(self._soak_plan()) if soak else self.measurement.to_json()
+            of = self.measurement
+            kept = replace(of, plan=self.served_load.at_its_rate(of.plan)) if served else of
+            environment["load_plan"] = asdict(self._soak_plan()) if soak else kept.to_json()
         if self._second is not None and self.second_plan is not None:
-            environment[PLAN] = asdict(self.second_plan)
+            environment[PLAN] = asdict(self.served_second.at_its_rate(self.second_plan) if served else self.second_plan)
         return TrialRecord(
             label=request.label,
             config=request.config,
@@ -301,26 +311,6 @@ ARTEFACT_ACCEPTANCE = 0.95
 """Dummy weights repeat themselves, so drafts are accepted as no real text would be."""
 
 UNEXPECTED_HIT_RATE = 0.01
-
-
-class _PhaseClock:
-    """Seconds by phase of one trial, told to the listener as they begin."""
-
-    def __init__(self, label: str, listener: Listener) -> None:
-        self.label, self.listener = label, listener
-        self.phase_s: dict[Phase, float] = {}
-        self._phase: Phase | None = None
-        self._began_s = 0.0
-
-    def begin(self, phase: Phase, detail: str = "") -> None:
-        self.end()
-        self._phase, self._began_s = phase, time.monotonic()
-        self.listener(PhaseBegan(self.label, phase, detail))
-
-    def end(self) -> None:
-        if self._phase is not None:
-            self.phase_s[self._phase] = self.phase_s.get(self._phase, 0.0) + time.monotonic() - self._began_s
-        self._phase = None
 
 
 def _extend(curve: list[float], at_s: float, tokens: float) -> None:

@@ -24,6 +24,9 @@ prefix cache. Prompts have eight digits for it, which is room for a hundred load
 MOST_LOADS = 100
 PROBE_WINDOW_SHARE = 1 / 3
 """A probe only ranks concurrency levels 5 % apart, so it needs a third of a measurement's window."""
+LEAST_PROBE_S = 10.0
+"""Shorter probes rank by chance, unless the window itself is shorter: on a simulated H200 probes of 3.3 and 6.7 s of Qwen3.5-9B
+found 128 and 512 in flight, and with them 7.9 and 12.1 requests/s for its latency."""
 
 LOWERED, LOWER, LOWER_GOODPUT = 2, 0.75, 0.9
 """How often a rate that was found is lowered, and to what of it, where the baseline's queue grows at it (a goodput goal's has
@@ -73,7 +76,7 @@ def first_load(asked: Asked, load_once: LoadOnce, say: Callable[[str], None]) ->
     """
     window_s = asked.window_s or SHORTEST_WINDOW_S
     probes: list[LoadResult] = []
-    plan = _found_plan(asked, window_s, load_once, say, probes)
+    plan, sustained = _found_plan(asked, window_s, load_once, say, probes)
     load = load_once(plan)
     better = _fitted(asked, plan, load)
     if better != plan:
@@ -92,29 +95,46 @@ def first_load(asked: Asked, load_once: LoadOnce, say: Callable[[str], None]) ->
     measurement = None
     if load.status in (LoadStatus.COMPLETE, LoadStatus.UNSTEADY):
         p99_s = compute_metrics(load).get("p99_e2e_s")
-        plan = replace(plan, stall_after_s=None if p99_s is None else STALL_FACTOR * p99_s)
+        plan = replace(_frozen(plan, load), stall_after_s=None if p99_s is None else STALL_FACTOR * p99_s)
         measurement = Measurement(
-            plan, natural_ends(load.records), _finished_in(load), client_processes(plan), peak_in_flight(load.records)
+            plan,
+            natural_ends(load.records),
+            _finished_in(load),
+            client_processes(plan),
+            peak_in_flight(load.records),
+            sustained,
         )
     return FirstLoad(load, tuple(probes), measurement)
 
 
+def _frozen(plan: LoadPlan, load: LoadResult) -> LoadPlan:
+    """The plan of all later loads. In an open loop its window is the one that the baseline's load turned out to need: how many
+    requests are due in it is the arrivals' doing. If each load counted those that end in it, a slower engine would be measured
+    over other requests than a fast one. A recording has its own length."""
+    if plan.rate is None or load.window is None or not load.window.doublings:
+        return plan if plan.rate is None else replace(plan, min_requests=0)
+    return replace(plan, window_s=plan.window_s * 2**load.window.doublings, min_requests=0)
+
+
 def _found_plan(
     asked: Asked, window_s: float, load_once: LoadOnce, say: Callable[[str], None], probes: list[LoadResult]
-) -> LoadPlan:
+) -> tuple[LoadPlan, float | None]:
+    """The plan, and the requests per second that a closed loop sustains where the rate was found from them."""
     if asked.arrivals is Arrivals.REPLAY:
-        return _plan(asked, window_s)
+        return _plan(asked, window_s), None
     concurrency, rate = asked.concurrency, asked.rate
     if concurrency is None and (not asked.open_loop or rate is None):
         concurrency = _find_concurrency(asked, window_s, load_once, say, probes)
     if not asked.open_loop:
-        return _closed(asked, concurrency or 1, window_s)
+        return _closed(asked, concurrency or 1, window_s), None
+    sustained = None
     if rate is None:
         assert concurrency is not None, "found above"
         probe = load_once(replace(_closed(asked, concurrency, window_s), max_requests=None))
         probes.append(probe)
-        rate = found_rate(asked, _needed(probe, concurrency, "requests_per_s"), load_once, say, probes)
-    return replace(_plan(asked, window_s), rate=rate)
+        sustained = _needed(probe, concurrency, "requests_per_s")
+        rate = found_rate(asked, sustained, load_once, say, probes)
+    return replace(_plan(asked, window_s), rate=rate), sustained
 
 
 def found_rate(
@@ -122,7 +142,7 @@ def found_rate(
 ) -> float:
     """Requests per second of an open loop, from those that a closed loop sustains on the same engine."""
     if asked.slos:
-        plan = _plan(asked, PROBE_WINDOW_SHARE * (asked.window_s or SHORTEST_WINDOW_S))
+        plan = _plan(asked, _probe_s(asked.window_s or SHORTEST_WINDOW_S))
         return rate_where_missed(plan, sustained, asked.slos, load_once, say, probes)
     rate = rate_for_latency(sustained)
     say(f"rate: {rate:.3g} requests/s, {RATE_SHARE:g} of what the baseline sustains")
@@ -164,12 +184,16 @@ def _find_concurrency(
     points: dict[int, float] = {}
     while isinstance(answer := auto_concurrency(points), MeasureNext):
         level = answer.concurrency
-        plan = _closed(asked, level, PROBE_WINDOW_SHARE * window_s)
+        plan = _closed(asked, level, _probe_s(window_s))
         probe = load_once(replace(plan, max_doublings=0, min_requests=0, max_requests=None))
         probes.append(probe)
         points[level] = _needed(probe, level, "tokens_per_s")
     say(f"concurrency: {answer.concurrency} ({answer.reason})")
     return answer.concurrency
+
+
+def _probe_s(window_s: float) -> float:
+    return max(PROBE_WINDOW_SHARE * window_s, min(LEAST_PROBE_S, window_s))
 
 
 def _closed(asked: Asked, concurrency: int, window_s: float) -> LoadPlan:

@@ -60,6 +60,11 @@ def merit_of(value: float | None, direction: Direction) -> float | None:
     return math.log(value) if direction is Direction.MAXIMIZE else -math.log(value)
 
 
+def change_text(lead: float, goal: Goal) -> str:
+    """A difference of merits as the change of the goal's own metric: ``mean_e2e_s -10.8%`` is better."""
+    return f"{goal.metric} {math.exp(lead if goal.direction is Direction.MAXIMIZE else -lead) - 1:+.1%}"
+
+
 def judge(record: TrialRecord, goal: Goal, baseline: Metrics | None, early_bound: float | None = None) -> Judged:
     """Judge one start. ``baseline`` are the metrics that relative limits refer to (``None``: this is the baseline);
     ``early_bound`` is the optimistic value of a start that was ended early, in the goal's unit."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -11,7 +10,6 @@ from typing import Any
 
 from vopt.objectives.goals import Goal, balance
 from vopt.optimizer.bench_load import check_descriptors
-from vopt.optimizer.command import split_environment
 from vopt.optimizer.deadlines import deadlines
 from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.engine.floor import check_limits
@@ -31,7 +29,7 @@ from vopt.optimizer.host import (
     shrink,
 )
 from vopt.optimizer.interruption import Interruption
-from vopt.optimizer.judge import judge
+from vopt.optimizer.judge import change_text, judge
 from vopt.optimizer.lessons import LessonBook, lessons_file
 from vopt.optimizer.memory_of import space_subject
 from vopt.optimizer.not_simulated import notes_of
@@ -45,13 +43,13 @@ from vopt.optimizer.resumption import (
     refuse_difference,
     refuse_lost_lengths,
     resumption,
-    served_stall_of,
     unspent,
 )
 from vopt.optimizer.samplers import KINDS
 from vopt.optimizer.schedule import check_budget, plan, plan_notes, plan_text
 from vopt.optimizer.search import search
-from vopt.optimizer.second_load import stored_plan
+from vopt.optimizer.second_load import PLAN, stored_plan
+from vopt.optimizer.served_load import ServedLoad
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.setup import Pinned, SearchSetup
 from vopt.optimizer.space_of import find_space, floor_of, search_setup
@@ -87,7 +85,7 @@ def prepare(options: SearchOptions, listener: Listener, probe: VllmProbe | None 
         listener(Note(text))
 
     goal = find_goal(options)
-    subject = find_subject(options, say, probe)
+    subject = find_subject(options, say, probe, lambda text: listener(Note(text, important=True)))
     load = find_load(options, subject, say)
     asked = find_asked(options, goal)
     if not (subject.machine.simulated or options.no_serve):
@@ -130,19 +128,11 @@ def prepare(options: SearchOptions, listener: Listener, probe: VllmProbe | None 
             records = study.records()
             key = compile_key(setup, request.config)
             known = any(record.failure is None and compile_key(setup, record.config) == key for record in records)
-            arguments, variables = split_environment(subject.fixed | request.config)
-            return TrialSpec(
-                label=request.label,
-                model=str(subject.model.directory or subject.model.name),
-                arguments=arguments,
-                directory=study.directory / f"{request.label}{attempt}",
-                python=subject.python,
-                served_model_name=subject.served_name(request.config),
-                front_end=subject.front_end,
-                revision=subject.model.revision,
-                environment={**subject.environment, **variables},
-                gpus=subject.machine.uuids,
-                deadlines=deadlines(
+            return subject.trial_spec(
+                request.label,
+                request.config,
+                study.directory / f"{request.label}{attempt}",
+                deadlines(
                     setup.timing,
                     records,
                     known_key=known,
@@ -256,7 +246,7 @@ def _gone_on(record: StudyRecord, options: ResumeOptions, listener: Listener) ->
     resumed = resumption(record, options)
     with VllmProbe(interpreter_of(resumed.options)) as probe:
         prepared = prepare(resumed.options, listener, probe)
-        refuse_difference(record, prepared.stored)
+        refuse_difference(record, resumed.options, prepared.stored)
         prepared = replace(prepared, setup=replace(prepared.setup, earlier=resumed.earlier))
         if prepared.replays:
             refuse_lost_lengths(record.name, record.trials)
@@ -284,7 +274,8 @@ def _search(prepared: Prepared, study: Study, listener: Listener, probe: VllmPro
             stored_plan(study.records()),
             interruption,
         )
-        evaluator.served_stall_s = served_stall_of(study.records())
+        evaluator.served_load = ServedLoad.of(study.records())
+        evaluator.served_second = ServedLoad.of(study.records(), PLAN)
         watch = Watch(subject.machine.uuids)
 
         def evaluate(request: TrialRequest) -> TrialRecord:
@@ -326,6 +317,6 @@ def so_far(records: Sequence[TrialRecord], setup: SearchSetup) -> str:
     first = next(one for one in judged if one.record is start)
     against = ""
     if best is not first and first.merit is not None and best.merit is not None:
-        against = f", {math.exp(best.merit - first.merit) - 1:+.1%} against the baseline, unconfirmed"
+        against = f", {change_text(best.merit - first.merit, setup.goal)} against the baseline, unconfirmed"
     arguments = " ".join(f"{name}={value}" for name, value in best.record.config.items()) or "the defaults"
     return f"{kept}; best so far: trial {best.record.label} ({arguments}{against})"

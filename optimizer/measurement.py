@@ -52,19 +52,22 @@ class Measurement:
     """The frozen plan. ``observed_output_tokens`` are the output lengths that the baseline saw, by request;
     ``expected_requests`` how many requests its load brought to an end. ``client_processes`` load every served start of the
     study: found once, because loads by one client and by several do not compare. ``peak_in_flight``: the most requests that the
-    baseline's load had at once, which is what a soak keeps in flight."""
+    baseline's load had at once, which is what a soak keeps in flight. ``sustained_per_s``: the requests per second that the
+    baseline's engine finished in a closed loop, of which a rate that was found is a share."""
 
     plan: LoadPlan
     observed_output_tokens: Mapping[int, int]
     expected_requests: int | None = None
     client_processes: int = 1
     peak_in_flight: int | None = None
+    sustained_per_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         own = {
             "expected_requests": self.expected_requests,
             "client_processes": self.client_processes,
             "peak_in_flight": self.peak_in_flight,
+            "sustained_per_s": self.sustained_per_s,
         }
         return {**asdict(self.plan), **own}
 
@@ -73,7 +76,14 @@ class Measurement:
         known = {part.name for part in fields(LoadPlan)}  # a study of an earlier version may hold more
         values = {name: value for name, value in data.items() if name in known}
         plan = LoadPlan(**{**values, "arrivals": Arrivals(data["arrivals"])})
-        return cls(plan, observed, data.get("expected_requests"), data.get("client_processes", 1), data.get("peak_in_flight"))
+        return cls(
+            plan,
+            observed,
+            data.get("expected_requests"),
+            data.get("client_processes", 1),
+            data.get("peak_in_flight"),
+            data.get("sustained_per_s"),
+        )
 
 
 def natural_ends(records: Iterable[RequestRecord]) -> dict[int, int]:

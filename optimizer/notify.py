@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from vopt.optimizer.errors import Interrupted, UsageError
 from vopt.optimizer.history import StudyRecord
 from vopt.optimizer.report.redaction import clean_text, known_secrets
+from vopt.optimizer.report.shell import exported_variables
 from vopt.optimizer.report.view import StudyView
 from vopt.optimizer.report.wording import command_text
 
@@ -97,9 +98,10 @@ def notified(command: str | None, say: Callable[[str], None]) -> Iterator[Begun]
     verdict, line = "failed", ""
     try:
         yield begun
-        answer = StudyView.of(begun.study, known_secrets(os.environ)).answer if begun.study else None
-        if answer is not None:
-            verdict, line = str(answer.verdict), command_text(answer.argv) if answer.argv else ""
+        view = StudyView.of(begun.study, known_secrets(os.environ)) if begun.study else None
+        if view is not None and view.answer is not None:
+            argv = view.answer.argv
+            verdict, line = str(view.answer.verdict), command_text(argv, exported_variables(view)) if argv else ""
     except (Interrupted, KeyboardInterrupt):
         verdict = "interrupted"
         raise

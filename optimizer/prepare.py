@@ -23,6 +23,7 @@ from vopt.optimizer.model_files import contents
 from vopt.optimizer.options import BenchOptions, SearchOptions
 from vopt.optimizer.report.redaction import clean
 from vopt.optimizer.subject import Subject
+from vopt.optimizer.variables import SHELL_PREFIX
 
 SIMULATED_VOCAB = 32_000
 MOST_IN_FLIGHT = 65_536
@@ -230,6 +231,7 @@ def setup_of(
         "fixed": subject.fixed.to_json(),
         "baseline": subject.baseline.to_json(),
         "front_end": list(subject.front_end),
+        "left_out": clean(list(subject.left_out)),
         "options": clean(typed),
         "seed": options.seed,
         "environment": {
@@ -237,6 +239,7 @@ def setup_of(
             **driver_of(subject),
             "shared_with": list(shared),
             "variables": clean({**engine_variables(), **subject.environment}),
+            "variables_of_command": sorted(subject.environment),
         },
         "baseline_argv": list(subject.argv(subject.baseline)),
         **space,
@@ -251,7 +254,7 @@ def driver_of(subject: Subject) -> dict[str, str]:
 
 def engine_variables() -> dict[str, str]:
     """vLLM's own variables that this process passes on to every engine it starts."""
-    return {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
+    return {name: value for name, value in os.environ.items() if name.startswith(SHELL_PREFIX)}
 
 
 def _plain(value: Any) -> Any:

@@ -144,8 +144,9 @@ class Progress:
 
     def levels_of(self, arms: Arms) -> dict[int, float]:
         """The rounds after which a confirmation looks, with their levels: by its first plan and what was asked for after it."""
-        given = [e.rounds for e in self.setup.earlier if arms.label(e.rounds, Arm.FINALIST) in e.starts]
-        return levels([*given, self.rounds_of(arms)])
+        lost = frozenset(start.record.label for start in self.charged if start.record.failure is not None)
+        earlier = [(budget.rounds, arms.measured(budget.starts, lost)) for budget in self.setup.earlier]
+        return levels(earlier, self.rounds_of(arms))
 
     @property
     def baseline_config(self) -> EngineConfig:

@@ -10,18 +10,18 @@ from typing import Any
 
 from vopt.optimizer import schedule
 from vopt.optimizer.arms import MOST_ROUNDS, round_of
-from vopt.optimizer.caches import KEPT_OUT, MISLEADING, engine_environment
-from vopt.optimizer.command_in_use import OURS
-from vopt.optimizer.environment import PLACES, first_difference
+from vopt.optimizer.differences import refusal
+from vopt.optimizer.environment import first_difference
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
-from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord
-from vopt.optimizer.measurement import STALL_FACTOR, Measurement, natural_ends
+from vopt.optimizer.history import Stage, StudyRecord, TrialRecord
+from vopt.optimizer.measurement import Measurement, natural_ends
 from vopt.optimizer.options import ResumeOptions, SearchOptions
 from vopt.optimizer.prepare import with_typed
 from vopt.optimizer.recommend import Verdict
 from vopt.optimizer.report.raw import RECORDS, read_records
 from vopt.optimizer.secrecy import REMOVED
 from vopt.optimizer.setup import EarlierBudget, SearchSetup
+from vopt.optimizer.variables import computing
 
 BUDGET = ("trials", "rounds", "time_budget", "soak")
 EARLIER = "earlier_budgets"
@@ -97,25 +97,15 @@ def stored_options(typed: dict[str, Any]) -> SearchOptions:
     return SearchOptions(**values | {name: Path(values[name]) for name in paths if values.get(name) is not None})
 
 
-def refuse_difference(record: StudyRecord, now: Mapping[str, Any]) -> None:
-    """Raises ``UsageError`` where results of the old and the new run would not compare; names what differs first."""
+def refuse_difference(record: StudyRecord, options: SearchOptions, now: Mapping[str, Any]) -> None:
+    """Raises ``UsageError`` where results of the old and the new run would not compare; says what differs first. ``options``
+    are those with which the study would go on."""
     stored = dict(record.setup)
     if "baseline" not in stored and record.trials:  # of an earlier version; its first start is the baseline as it was given
         stored["baseline"] = record.trials[0].config.to_json()
     difference = first_difference(stored, now)
     if difference is not None:
-        name, was, is_now = difference
-        raise UsageError(
-            f"{record.name} was measured with {name} = {was}, here it is {is_now}: results would not compare",
-            hint=f"vopt search … --seed-from {record.name}   # a new study; or resume this one where {name} is as it was",
-        )
-
-
-def served_stall_of(records: tuple[TrialRecord, ...]) -> float | None:
-    """When a served request has stalled, from the served baselines of a study that goes on; ``None`` before there was one."""
-    served = [r.metrics for r in records if r.arm is Arm.BASELINE and r.served and r.failure is None and r.metrics is not None]
-    p99_s = served[-1].get("p99_e2e_s") if served else None
-    return None if p99_s is None else STALL_FACTOR * p99_s
+        raise refusal(record.name, record.created_at, options, stored, now, difference)
 
 
 def measurement_of(records: tuple[TrialRecord, ...]) -> Measurement | None:
@@ -208,9 +198,7 @@ def stored_variables(record: StudyRecord) -> dict[str, str]:
     """The variables that the study's engines had, its command's and its shell's, as far as they say how an engine computes:
     places, ports and switches are this search's own. A secret is not stored, only its name: engines inherit it from this
     shell, so it has to be there."""
-    stored = (record.setup.get("environment") or {}).get("variables") or {}
-    own = {*OURS, *KEPT_OUT, *MISLEADING, *engine_environment(Path(), cpu_build=True, offline=True)}
-    wanted = {name: str(value) for name, value in stored.items() if name not in own and not PLACES.fullmatch(name)}
+    wanted = computing(record.setup)
     secret = [name for name, value in wanted.items() if REMOVED in value]
     if missing := [name for name in secret if name not in os.environ]:
         raise UsageError(

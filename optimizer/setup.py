@@ -94,9 +94,10 @@ class SearchSetup:
     ``notes`` go into the answer as they are. ``checks`` makes the memory checks of the space anew from the starts so far,
     which calibrate them; ``fits`` makes likewise of them whether memory surely suffices. ``relief`` is what a repair of the
     baseline changed outside the space: a configuration carries it unless ``starts`` says that it comes up without.
-    ``auto_load``: how many requests are in flight is found on the baseline. ``assumed`` says what a simulation's figures of a
-    configuration rest on that nobody measured. ``rate``: the requests per second that were typed; ``request_tokens``: prompt
-    and output of a request, on average (0: not known). ``earlier`` are the budgets that a resumed study had before, in order.
+    ``auto_load``: how many requests are in flight is found on the baseline. ``assumed`` says what the figures of a
+    configuration rest on that nobody measured (a stated acceptance of drafts, what a simulation takes for granted). ``rate``:
+    the requests per second that were typed; ``request_tokens``: prompt and output of a request, on average (0: not known).
+    ``earlier`` are the budgets that a resumed study had before, in order.
     """
 
     goal: Goal

@@ -31,6 +31,7 @@ from vopt.optimizer.options import CheckedSpaceOptions, SearchOptions, SpaceOpti
 from vopt.optimizer.secrecy import refuse_secret
 from vopt.optimizer.setup import Budget, Pinned, SearchSetup, Timing
 from vopt.optimizer.space_report import SPACE_WIDTH, space_document, space_text
+from vopt.optimizer.stated_acceptance import stated_notes
 from vopt.optimizer.streams import columns
 from vopt.optimizer.subject import ASKING, Machine, Subject, find_arguments, find_machine, find_subject, interpreter_of
 from vopt.optimizer.trial import EngineConfig
@@ -242,7 +243,7 @@ def search_setup(
         explain=options.explain,
         deadline_s=asked.deadline_s,
         no_serve=options.no_serve,
-        assumed=assumed_by(subject),
+        assumed=lambda config: (*stated_notes(subject.fixed | config), *assumed_by(subject)(config)),
         rate=options.rate,
         checks=None if options.no_memory_check else memory_checks(subject, known.calibration),
         fits=None if options.no_memory_check else memory_fits(subject, known.calibration),

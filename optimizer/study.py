@@ -21,6 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from vopt.objectives.metrics import Direction
 from vopt.optimizer import samplers
+from vopt.optimizer.environment import space_digest
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
 from vopt.optimizer.history import FORMAT_VERSION, SAMPLED_STAGES, Pending, StudyRecord, TrialRecord, TrialRequest
 from vopt.optimizer.locks import lock_study
@@ -106,7 +107,7 @@ class Study:
         """An existing study, to go on with it. The space must be the one it was made with."""
         storage = storage_for(url, create=False, timeout_s=timeout_s)
         study = load(storage, name)
-        stored = study.user_attrs.get("setup", {}).get("space_digest")
+        stored = space_digest(study.user_attrs.get("setup", {}))
         if stored is not None and stored != space.digest:
             raise UsageError(
                 f"the search space of {study.study_name} was {stored}, it is now {space.digest}: results would not compare",

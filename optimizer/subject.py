@@ -6,11 +6,12 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from vopt.optimizer import gpus
 from vopt.optimizer.caches import cache_root
-from vopt.optimizer.command import LaunchCommand, argument_words, bound_argv, shell_line, to_argv
+from vopt.optimizer.command import LaunchCommand, argument_words, bound_argv, shell_line, split_environment, to_argv
 from vopt.optimizer.command_in_use import command_in_use, refuse_typed
 from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.engine.hardware import Hardware, hardware
@@ -20,7 +21,7 @@ from vopt.optimizer.errors import EnvironmentLacks, SearchSpaceError, UsageError
 from vopt.optimizer.locks import held_gpu_locks
 from vopt.optimizer.options import BenchOptions, SpaceOptions
 from vopt.optimizer.secrecy import refuse_secret
-from vopt.optimizer.trial import EngineConfig
+from vopt.optimizer.trial import Deadlines, EngineConfig, TrialSpec
 from vopt.search_spaces.arguments import Arguments, stored_arguments, stored_versions
 from vopt.search_spaces.choices import parse_setting, split_settings
 from vopt.search_spaces.circumstances import Circumstances
@@ -62,7 +63,8 @@ class Machine:
 class Subject:
     """``fixed`` (``--set``) is in every trial; ``baseline`` is the user's own command (empty: the untouched defaults).
 
-    ``resolved`` is what the installed vLLM itself makes of ``fixed`` on this machine (empty for a simulation).
+    ``resolved`` is what the installed vLLM itself makes of ``fixed`` on this machine (empty for a simulation). ``left_out``
+    says what of the command in use as it was given no engine has, and no exported command.
     """
 
     model: ModelFiles
@@ -76,6 +78,7 @@ class Subject:
     environment: Mapping[str, str] = field(default_factory=dict)
     own_command: bool = False
     resolved: Mapping[str, Any] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
     @property
     def dummy_weights(self) -> bool:
@@ -85,6 +88,28 @@ class Subject:
         """The launch command of one configuration, ``--set`` arguments included: the words that are exported, and those that
         a served start runs (it only moves to a free port of the loopback)."""
         return bound_argv(to_argv(self.model.name, self.fixed | config, self.front_end, self.schema))
+
+    def trial_spec(
+        self, label: str, config: Mapping[str, Any], directory: Path, deadlines: Deadlines, *, seed: int, **more: Any
+    ) -> TrialSpec:
+        """One engine start of a configuration, ``--set`` arguments included; variables among them go into its environment.
+        ``more`` are further fields of the specification."""
+        arguments, variables = split_environment(self.fixed | config)
+        return TrialSpec(
+            label=label,
+            model=str(self.model.directory or self.model.name),
+            arguments=arguments,
+            directory=directory,
+            python=self.python,
+            served_model_name=self.served_name(config),
+            front_end=self.front_end,
+            revision=self.model.revision,
+            environment={**self.environment, **variables},
+            gpus=self.machine.uuids,
+            deadlines=deadlines,
+            seed=seed,
+            **more,
+        )
 
     def served_name(self, config: Mapping[str, Any]) -> str:
         """What ``/v1/models`` lists for one configuration: the first ``served_model_name``, else the model as it is named."""
@@ -99,11 +124,16 @@ def interpreter_of(options: SpaceOptions | BenchOptions) -> str:
 
 
 def find_subject(
-    options: SpaceOptions | BenchOptions, say: Callable[[str], None] = lambda _: None, probe: VllmProbe | None = None
+    options: SpaceOptions | BenchOptions,
+    say: Callable[[str], None] = lambda _: None,
+    probe: VllmProbe | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> Subject:
     """Everything above from what was typed, before any engine starts.
 
-    ``probe`` is a child of ``interpreter_of(options)`` for whoever has further questions; without one its own ends here.
+    ``warn`` hears what is left out of the command in use, which has to be known later too (by default ``say`` does), ``say``
+    the rest. ``probe`` is a child of ``interpreter_of(options)`` for whoever has further questions; without one its own ends
+    here.
 
     Raises:
         UsageError: a model, command or argument that cannot be meant.
@@ -112,7 +142,7 @@ def find_subject(
     refuse_typed(options)
     if probe is None:
         with VllmProbe(interpreter_of(options)) as probe:
-            return find_subject(options, say, probe)
+            return find_subject(options, say, probe, warn)
     python = probe.python
     if shutil.which(python) is None:
         raise UsageError(
@@ -124,10 +154,10 @@ def find_subject(
         probe.wake()
         say(f"{ASKING} {python} for its arguments and for its view of the model")
     schema = find_arguments(probe, machine, options.vllm_version, installed=options.python is not None)
-    command = command_in_use(options, schema, say)
+    command = command_in_use(options, schema, say, warn or say)
     name = _model_name(options.model, command)
     fixed, front_end = _set_arguments(options.set, schema)
-    model = find_model(name, revision=command.config.get("revision"), simulated=machine.simulated)
+    model = find_model(name, revision=(fixed | command.config).get("revision"), simulated=machine.simulated)
     try:
         shape: ModelShape | None = shape_from_config(model.config, name)
     except ShapeError as error:
@@ -150,7 +180,7 @@ def find_subject(
     resolved = {} if machine.simulated else ask_engine(probe, model, fixed | command.config, fixed)
     front = (*command.front_end, *front_end)
     if front:
-        say(f"{shell_line(front)}: for the server in front of the engine: in served and exported commands, not in-process")
+        say(front_end_note(front))
     return Subject(
         resolved=resolved,
         model=model,
@@ -163,7 +193,13 @@ def find_subject(
         front_end=front,
         environment=command.environment,
         own_command=bool(command.config),
+        left_out=command.left_out,
     )
+
+
+def front_end_note(words: Sequence[str]) -> str:
+    """What becomes of arguments that are not the engine's."""
+    return f"{shell_line(words)}: for the server in front of the engine: in served and exported commands, not in-process"
 
 
 OUT_OF_RANGE = ("size_below_one", "utilization_out_of_range")

@@ -7,7 +7,7 @@ import shlex
 
 USUAL = "sqlite:///studies.db"
 """Where every verb looks that is told of no other storage."""
-_LINE = re.compile(r"\bvopt (?:resume|show|export|report|bench --study) \w[\w.+=@-]*(?<!\.)")
+_LINE = re.compile(r"\bvopt (?:resume|show|export|report|bench --study) \w[\w.+=@-]*(?<!\.)(?![^\n]*--storage)")
 
 
 def with_storage(text: str, storage: str) -> str:

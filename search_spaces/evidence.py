@@ -198,15 +198,6 @@ def pressures(counters: BaselineFacts, space: SearchSpace) -> dict[str, str]:
     return found
 
 
-def reopen(space: SearchSpace, counters: BaselineFacts) -> SearchSpace:
-    """The space with every dormant knob back whose pressure these counters show."""
-    shown = pressures(counters, space)
-    for entry in space.inactive:
-        if entry.reopens_on in shown:
-            space = space.reopen(entry.name, shown[entry.reopens_on])
-    return space
-
-
 def surplus(space: SearchSpace, counters: BaselineFacts) -> dict[str, Bound]:
     """The dimensions whose values above the default cannot matter, by the baseline's counters, and why. What a mode or the
     user asked for (``facts["asked"]``) is not among them."""
@@ -226,11 +217,3 @@ def surplus(space: SearchSpace, counters: BaselineFacts) -> dict[str, Bound]:
             text = f"at most {default}: only {counters.filled:.0%} of the baseline's steps filled the token budget"
             found["max_num_batched_tokens"] = Bound(text, SOURCE)
     return {name: bound for name, bound in found.items() if any(v > space[name].default for v in space[name].values)}
-
-
-def after_baseline(space: SearchSpace, counters: BaselineFacts) -> SearchSpace:
-    """``reopen``, and the upward halves of ``surplus`` cut."""
-    space = reopen(space, counters)
-    for name, bound in surplus(space, counters).items():
-        space = space.narrow(name, [v for v in space[name].values if v <= space[name].default], bound)
-    return space

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -21,7 +20,7 @@ from vopt.search_spaces.shape import (
     ShapeError,
 )
 
-__all__ = ["ModelShape", "ShapeError", "known_config", "known_model", "known_models", "shape_from_config", "shape_from_text"]
+__all__ = ["ModelShape", "ShapeError", "known_config", "known_model", "known_models", "shape_from_config"]
 
 MOST_LAYERS = 10_000
 """Each layer is listed by its kind."""
@@ -74,17 +73,6 @@ KNOWN_TYPES = frozenset(
     }
 )
 """Model types whose layer layout is the one computed here."""
-
-
-def shape_from_text(text: str, name: str = "") -> ModelShape:
-    """The shape in the text of a ``config.json``; ``ShapeError`` when it is truncated or no JSON object."""
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ShapeError("the model's shape", f"config.json is not valid JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise ShapeError("the model's shape", f"config.json holds a {type(config).__name__}, not an object")
-    return shape_from_config(config, name)
 
 
 def shape_from_config(config: Config, name: str = "") -> ModelShape:

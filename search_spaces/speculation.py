@@ -47,13 +47,29 @@ def expand(value: str, acceptance_length: float | None = None) -> dict[str, Any]
     return config
 
 
+SYNTHETIC = ("rejection_sample_method", "synthetic_acceptance_length", "synthetic_acceptance_rates")
+"""Entries of a ``speculative_config`` that state how many drafts are accepted, whatever they say."""
+
+
+def stated_acceptance(config: Mapping[str, Any] | None) -> float | None:
+    """Mean tokens a step that a ``speculative_config`` states instead of comparing drafts with what the model says; ``None``
+    where it compares. Its answers are then whatever was drafted: figures of it mean "if so many are accepted"."""
+    if not config or config.get("rejection_sample_method") != "synthetic":
+        return None
+    length, rates = config.get("synthetic_acceptance_length"), config.get("synthetic_acceptance_rates")
+    return float(length) if length is not None else 1.0 + sum(rates) if rates else None
+
+
+def without_stated(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same speculation with drafts that are compared: what is served."""
+    return {key: value for key, value in config.items() if key not in SYNTHETIC}
+
+
 def collapse(config: Mapping[str, Any] | None) -> str:
     """The value that expands to this config; ``SpeculationError`` when it holds more than a value can say."""
     if config is None:
         return OFF
-    rest = {
-        key: value for key, value in config.items() if key not in ("rejection_sample_method", "synthetic_acceptance_length")
-    }
+    rest = {key: value for key, value in config.items() if key not in SYNTHETIC[:2]}
     method, count, model = rest.pop("method", None), rest.pop("num_speculative_tokens", None), rest.pop("model", None)
     if rest:
         raise SpeculationError(f"{', '.join(sorted(rest))} in speculative_config cannot be said in one word")

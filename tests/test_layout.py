@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -59,6 +60,51 @@ def test_third_party_packages_are_imported_where_they_belong() -> None:
                 importers[package].add(str(path.relative_to(ROOT)))
     strangers = {name: where - IMPORTERS.get(name, set()) for name, where in importers.items()}
     assert {name: where for name, where in strangers.items() if where} == {}
+
+
+def module_of(path: Path) -> str:
+    return ".".join(("vopt", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def names_taken(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """(module, name) of all that a module takes from others: imported by name, or as an attribute of an imported module."""
+    modules = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                yield node.module, alias.name
+        elif isinstance(node, ast.Import):
+            modules |= {alias.asname: alias.name for alias in node.names if alias.asname}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            yield modules[node.value.id], node.attr
+
+
+def names_given(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
+    """What a module defines at its top, but for what a decorator registers elsewhere."""
+    for node in tree.body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() if not node.decorator_list:
+                yield node.name, node
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                yield name, node
+
+
+def test_nothing_is_there_that_only_tests_use() -> None:
+    """Of functions, plain classes and constants. What no command needs is a promise that nobody keeps."""
+    trees = {path: ast.parse(path.read_text("utf-8")) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+    trees[ROOT / "docs" / "generate.py"] = ast.parse((ROOT / "docs" / "generate.py").read_text("utf-8"))
+    taken = {pair for tree in trees.values() for pair in names_taken(tree)}
+    idle = []
+    for path, tree in trees.items():
+        loaded = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+        for name, at in names_given(tree):
+            inside = range(at.lineno, (at.end_lineno or at.lineno) + 1)
+            used = (module_of(path), name) in taken or any(n.id == name and n.lineno not in inside for n in loaded)
+            if not used and not name.startswith("__"):
+                idle.append(f"{path.relative_to(ROOT)}: {name}")
+    assert idle == []
 
 
 def test_no_module_has_a_name_that_says_nothing() -> None:

@@ -58,18 +58,6 @@ class EngineVerdict:
         return lines[0] if lines else self.kind
 
 
-def read_arguments(
-    python: str,
-    *,
-    cache: Path | None = None,
-    timeout_s: float = 180.0,
-    environment: Mapping[str, str] | None = None,
-) -> Arguments:
-    """``VllmProbe.arguments`` of a child that answers nothing else."""
-    with VllmProbe(python, timeout_s=timeout_s, environment=environment) as probe:
-        return probe.arguments(cache)
-
-
 class VllmProbe:
     """One child process that imports vLLM and answers many questions; from ``wake`` or the first of them to ``close``.
 

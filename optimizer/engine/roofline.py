@@ -230,16 +230,3 @@ def estimate(
         tpot_s=step_s / per_step,
         resident=resident,
     )
-
-
-def rank(
-    shape: ModelShape,
-    hardware: Hardware,
-    candidates: Sequence[Mapping[str, Any]],
-    lengths: Sequence[tuple[int, int]],
-    concurrency: int,
-    version: str = LATEST_VERSION,
-) -> tuple[int, ...]:
-    """Positions of ``candidates``, the most tokens per second first; equal ones keep their order."""
-    rates = [estimate(shape, hardware, one, lengths, concurrency, version).tokens_per_s for one in candidates]
-    return tuple(sorted(range(len(rates)), key=lambda position: -rates[position]))

@@ -100,9 +100,6 @@ class Noise:
         return lambda step: table[step % NORMALS]
 
 
-NO_NOISE = Noise(0.0, 0.0)
-
-
 class SimulatedSession:
     """Implements ``Session``. ``phase_s`` holds the virtual seconds of each phase: what they would have been on a GPU.
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vopt.optimizer.engine.kin import Identity, alive, identity
+from vopt.optimizer.engine.kin import Identity, identity
 from vopt.optimizer.engine.leftovers import Manifest, run_directory, sweep
 from vopt.optimizer.engine.package import trial_package
 from vopt.optimizer.engine.wire import Channel, ChannelClosed, Message
@@ -161,10 +161,6 @@ class SupervisedProcess:
         self.log = path
         with contextlib.suppress(ChannelClosed):
             self._channel.send({"do": "log", "path": str(path)})
-
-    @property
-    def supervisor_alive(self) -> bool:
-        return alive(self._identity)
 
     def log_lines(self, most: int = 400) -> tuple[str, ...]:
         """The last lines of the log so far."""

@@ -8,6 +8,7 @@ the same speed. Standard library only: this module travels into trial processes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 
 from vopt.objectives.records import CounterSample, LoadResult, LoadStatus, RequestFailure, RequestFailureKind, RequestRecord
@@ -83,8 +84,6 @@ class _Load:
             self._dispatcher = asyncio.create_task(self._dispatch())
             self._dispatcher.add_done_callback(self._noticed)
         await self._watch()
-        if self._engine.dead is None:
-            self._health.check()
         return await self._finish()
 
     def abandon(self) -> None:
@@ -198,6 +197,8 @@ class _Load:
                 due_s = max(due_s + self._plan.tick_s, self._now())
             if self._ending is None:
                 self._decide()
+        if self._engine.dead is None:
+            self._health.check()
         if self._defect is not None:
             raise self._defect
 
@@ -205,11 +206,9 @@ class _Load:
         if self._changed.is_set() or at_s <= self._now():
             await asyncio.sleep(0)
         else:
-            try:
+            with contextlib.suppress(TimeoutError):  # the usual case: nothing happened until the next tick
                 async with asyncio.timeout(at_s - self._now()):
                     await self._changed.wait()
-            except TimeoutError:
-                pass  # the usual case: nothing happened until the next tick
         self._changed.clear()
 
     async def _tick(self) -> None:
@@ -291,12 +290,13 @@ class _Load:
         """Whether requests in flight still belong to the figures after the window closed.
 
         All of them when sending ended by itself. In an open loop those that were due in the window: leaving out what takes
-        longest would flatter the latencies, so sending goes on at the same rate until they have ended.
+        longest would flatter the latencies, so sending goes on at the same rate until they have ended or stalled; where nobody
+        knows yet when that is, for the window's length or the longest silence.
         """
         window = self._window
         if window.exhausted_s is not None:
             return bool(self._visits)
-        tail_s = self._plan.stall_after_s or self._plan.window_s
+        tail_s = self._plan.stall_after_s or max(self._plan.window_s, self._plan.idle_timeout_s)
         if self._closed_loop or window.is_overloaded or self._now() > window.closed_s + tail_s:
             return False
         return any(flight.scheduled_s < window.closed_s for flight in self._ledger.in_flight.values())

@@ -225,7 +225,7 @@ class Conductor:
                 if waited and KV_NOT_LEVELLED not in self._watch.flags:
                     self._watch.flags.append(KV_NOT_LEVELLED)
                 if len(self._ready) == self._clients and self._watch.opened_s is None and not self._never:
-                    self._watch.opened_s = now_s + LEAD_S
+                    self._watch.opened_s = self._watch.opening_s(now_s + LEAD_S)
                     return (Open(self._watch.opened_s),)
             case Exhausted(at_s):
                 return self._cut(at_s)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vopt.optimizer.errors import UsageError
-from vopt.optimizer.load.lengths import BLOCK, shuffled_blocks, stratified_order
+from vopt.optimizer.load.lengths import shuffled_blocks, stratified_order
 from vopt.optimizer.load.sessions import with_history
 from vopt.optimizer.load.sharing import REUSE_LEAST, Parts, recorded_sharing, shared_prefix_tokens
 from vopt.optimizer.load.source import HEADER_DIGITS, RequestSource
@@ -192,12 +191,3 @@ def _texts(tokenizer: TextTokenizer | None, parts: Mapping[str, Any]) -> tuple[s
     bodies = parts["bodies"]
     cut = ((bodies[i % len(bodies)], max(1, prompt - HEADER_DIGITS)) for i, (prompt, _) in enumerate(parts["lengths"]))
     return tuple(tokenizer.decode(body[:tokens]) for body, tokens in cut)
-
-
-def source_digest(source: RequestSource, requests: int = BLOCK) -> str:
-    """Twelve hex digits over the first ``requests`` prompts and lengths: whether two materialisations are the same requests."""
-    whole = hashlib.sha256()
-    for index in range(requests):
-        request = source.request(index)
-        whole.update(f"{request.prompt_sha256} {request.prompt_tokens} {request.max_tokens}\n".encode())
-    return whole.hexdigest()[:12]

@@ -39,7 +39,6 @@ class Traffic:
     requests_per_s: float
     running: float | None = None
     waiting: float | None = None
-    prefix_hit_share: float | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -103,7 +102,6 @@ def from_histograms(before: Scrape, after: Scrape, *, seconds: float, name: str 
         requests_per_s=requests / seconds,
         running=_gauge(before, after, "vllm:num_requests_running"),
         waiting=_gauge(before, after, "vllm:num_requests_waiting"),
-        prefix_hit_share=share,
         notes=tuple(notes),
     )
 

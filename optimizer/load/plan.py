@@ -57,8 +57,10 @@ class LoadPlan:
 
     ``concurrency`` is set for closed loops and ``rate`` (requests per second) for the others. The window opens after
     ``warmup_factor`` x concurrency requests finished and KV usage levelled (open loop: after ``warmup_s``), lasts
-    ``window_s``, and doubles at most ``max_doublings`` times when its halves disagree or when fewer than ``min_requests``
-    requests finished in it. ``stall_after_s``: a request in flight for longer when the window closes has stalled.
+    ``window_s``, and doubles at most ``max_doublings`` times: when its halves disagree (open loop: when it looks overloaded),
+    or when fewer than ``min_requests`` requests finished in it (with no failure in 400 the upper 95 % bound of the failure
+    share is 0.75 %, so that a success rate of 99 % can be told from a lower one). ``stall_after_s``: a request in flight for
+    longer when the window closes has stalled.
     ``max_requests`` ends the sending; what is in flight then runs to its end. A request without a chunk for
     ``idle_timeout_s``, or in flight for ``total_timeout_s`` (``None``: no such limit), is given up as a failure. The load has
     ended ``deadline_s`` after it began, whatever the engine does.

@@ -104,9 +104,14 @@ class WindowWatch:
         return self._ready_s is not None and now_s - self._ready_s >= KV_WAIT_SHARE * self._plan.window_s
 
     def open(self, now_s: float) -> None:
-        self.opened_s = now_s
+        self.opened_s = self.opening_s(now_s)
         if self.waited_for_kv(now_s):
             self.flags.append(KV_NOT_LEVELLED)
+
+    def opening_s(self, now_s: float) -> float:
+        """Where a window begins that is found open at ``now_s``. In an open loop at the warm-up's end, not at the look that
+        noticed it: the same requests must be due in the window of every start."""
+        return now_s if self._closed_loop else min(now_s, self._plan.warmup_s)
 
     def due(self, now_s: float) -> bool:
         """Whether the open window has reached its end."""
@@ -144,10 +149,11 @@ class WindowWatch:
         capped = window.closed_s < self.opened_s + self._length_s
         steady, detail = self._judge(seen, window)
         few = seen.ended < self._plan.min_requests
-        again = (few or not steady) and not self.is_overloaded and not capped
+        again = (few or not steady) and not capped
         if again and self._doublings < self._plan.max_doublings and self.opened_s + 2 * self._length_s <= latest_s:
             self._doublings += 1
             self._length_s *= 2
+            self._status = LoadStatus.COMPLETE  # a busy spell looks like the beginning of an overload: the longer window tells
             return
         self._closed, self._detail = window, detail
         if not steady and not self.is_overloaded:

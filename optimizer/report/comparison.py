@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from vopt.optimizer.report import wording
 
 WITHIN_STARTS = 0.01
 """Starts of one configuration differ by about as much: one start each cannot tell a smaller change from chance."""
+BEYOND = 10
+"""Requests above a percentile: 1,000 have as many above their p99 (``objectives.metrics.FEW_FOR_P99``), 200 above their p95."""
 METRIC_ORDER = (
     "tokens_per_s",
     "output_tokens_per_s",
@@ -31,8 +34,7 @@ METRIC_ORDER = (
 SENT = frozenset({"tokens_per_s", "output_tokens_per_s", "requests_per_s"})
 """At a fixed rate these are what was sent, not what an engine could do."""
 AS_SENT = 0.02
-"""Up to this much of them, requests that begin or end beside the window explain; a larger loss is an engine that falls behind
-(the same bound as the default guard of a latency goal)."""
+"""Up to this much of them, requests that begin or end beside the window explain; a larger loss is an engine falling behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class Spread:
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """One metric of baseline and winner. ``change`` is winner / baseline; ``better`` is ``None`` when they do not differ, or
-    when neither direction is better (gauges, and what a fixed rate sent: ``as_sent``)."""
+    when neither direction is better (gauges, and what a fixed rate sent: ``as_sent``) or nobody can say (a percentile of
+    ``few`` requests)."""
 
     metric: str
     baseline: Spread | None
@@ -56,6 +59,7 @@ class Comparison:
     change: float | None
     better: bool | None
     as_sent: bool = False
+    few: bool = False
 
     @property
     def too_little(self) -> bool:
@@ -88,11 +92,23 @@ def spread_of(name: str, trials: Sequence[TrialRecord], stated: Mapping[str, flo
     return Spread(statistics.fmean(values), min(values), max(values), len(values))
 
 
-def compare(name: str, baseline: Spread | None, winner: Spread | None, *, fixed_rate: bool = False) -> Comparison:
+def few_for(name: str, *arms: Sequence[TrialRecord]) -> bool:
+    """Whether a percentile has fewer than ``BEYOND`` requests of an arm above it, all its starts together: a change of it is
+    then mostly chance."""
+    found = re.match(r"p(\d+)_", name)
+    counted = [sum(trial.metrics.succeeded for trial in arm if trial.metrics) for arm in arms if arm]
+    return found is not None and any(requests * (100 - int(found[1])) < 100 * BEYOND for requests in counted)
+
+
+def compare(
+    name: str, baseline: Spread | None, winner: Spread | None, *, fixed_rate: bool = False, few: bool = False
+) -> Comparison:
     change = winner.mean / baseline.mean if baseline and winner and baseline.mean else None
     better = None
     if fixed_rate and name in SENT and change is not None and abs(change - 1) <= AS_SENT:
         return Comparison(name, baseline, winner, change, None, as_sent=True)
+    if few:
+        return Comparison(name, baseline, winner, change, None, few=True)
     if change is not None and wording.is_cost(name) and abs(change - 1) >= 0.0005:
         better = (change < 1) is wording.lower_is_better(name)
     return Comparison(name, baseline, winner, change, better)

@@ -128,14 +128,6 @@ def progress_panel(progress: Progress, at_s: float, memory: MemoryUse | None = N
     return Group(Text(""), head, grid)
 
 
-def render(renderable: RenderableType, width: int = 100) -> str:
-    """As text without colour, for tests and logs."""
-    console = Console(width=width, no_color=True, color_system=None, force_terminal=False, legacy_windows=False)
-    with console.capture() as captured:
-        console.print(renderable)
-    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
-
-
 def write_blocks(blocks: Iterable[Block], stream: TextIO) -> None:
     """Blocks with colour on a terminal, as plain text elsewhere (``NO_COLOR`` keeps the layout and drops the colour)."""
     console = Console(file=stream)

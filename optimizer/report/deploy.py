@@ -20,7 +20,14 @@ from vopt.optimizer.report.containers import KUBERNETES_USE, compose, gpus_neede
 from vopt.optimizer.report.document import answer_document
 from vopt.optimizer.report.launch_options import ENTRY, options_of
 from vopt.optimizer.report.redaction import REMOVED, clean_argv
-from vopt.optimizer.report.shell import exported_variables, provenance, shell_script, withheld_variables
+from vopt.optimizer.report.shell import (
+    KEY_WITHHELD,
+    exported_variables,
+    had_server_key,
+    provenance,
+    shell_script,
+    withheld_variables,
+)
 from vopt.optimizer.report.view import StudyView
 
 __all__ = [
@@ -141,7 +148,8 @@ def _on_one_line(value: str) -> str:
 
 def _withheld(view: StudyView, trial: str | None) -> tuple[str, ...]:
     names = withheld_variables(view, trial)
-    return tuple(f"{name} was set in the measurement and is a secret: set it where the engine starts" for name in names)
+    rows = [f"{name} was set in the measurement and is a secret: set it where the engine starts" for name in names]
+    return (*rows, *([KEY_WITHHELD] if had_server_key(view) else []))
 
 
 def config_mapping(argv: Sequence[str]) -> dict[str, Any]:
@@ -207,7 +215,10 @@ def _words(key: str, value: Any) -> list[str]:
 
 def _json(view: StudyView, argv: list[str], trial: str | None) -> dict[str, Any]:
     document = answer_document(view)
-    return document if trial is None else document | {"argv": argv, "command": wording.command_text(argv), "trial": trial}
+    if trial is None:
+        return document
+    words = {"argv": argv, "command": wording.command_text(argv), "variables": exported_variables(view, trial)}
+    return document | words | {"trial": trial}
 
 
 def _with_comments(view: StudyView, trial: str | None, use: Sequence[str], documents: Iterable[dict[str, Any]]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from vopt.optimizer.history import TrialRecord
 from vopt.optimizer.recommend import Gain, Override, Verdict
 from vopt.optimizer.report.raw import LOG, RECORDS
+from vopt.optimizer.report.shell import exported_variables
 from vopt.optimizer.report.view import Spread, StudyView
 
 FORMAT_VERSION = 1
@@ -37,9 +38,11 @@ def answer_document(view: StudyView) -> dict[str, Any]:
         "reason": answer.reason if answer else "",
         "command": shlex.join(argv) if argv is not None else None,
         "argv": argv,
+        "variables": exported_variables(view) if argv is not None else {},
         "baseline": _baseline(view),
         "winner": _winner(view),
         "gain": _gain(answer.gain) if answer else None,
+        "stated_acceptance": view.stated_length,
         **_several_goals(view),
         "overrides": [_override(row) for row in answer.overrides] if answer else [],
         "rejected": [
@@ -51,7 +54,7 @@ def answer_document(view: StudyView) -> dict[str, Any]:
         else None,
         "soak": answer.soak if answer else "",
         "below_defaults": list(view.below_defaults()),
-        "notes": list(answer.notes) if answer else [],
+        "notes": list(view.notes),
         "trials": dict(answer.trials) if answer else {},
         "model": view.model,
         "model_revision": view.setup.get("model_revision"),

@@ -7,6 +7,7 @@ import re
 from vopt.optimizer.history import TrialRecord
 from vopt.optimizer.recommend import Verdict
 from vopt.optimizer.report import wording
+from vopt.optimizer.report.shell import exported_variables
 from vopt.optimizer.report.show import cost_text, spread_text
 from vopt.optimizer.report.view import StudyView
 
@@ -20,7 +21,7 @@ def study_note(view: StudyView) -> str:
     else:
         parts.append(_text(answer.reason))
         if answer.argv is not None:
-            parts.append(fenced(wording.command_lines(answer.argv), "sh"))
+            parts.append(fenced(wording.command_lines(answer.argv, exported_variables(view)), "sh"))
     facts = [
         ("Model", view.model),
         ("Machine", view.machine),

@@ -10,9 +10,12 @@ from vopt.optimizer.history import TrialRecord
 from vopt.optimizer.recommend import Importance, Recommendation, Verdict
 from vopt.optimizer.report import html, wording
 from vopt.optimizer.report.chart import FigureSpec
+from vopt.optimizer.report.load_said import load_said
 from vopt.optimizer.report.raw import LOG, RECORDS
+from vopt.optimizer.report.shell import exported_variables
 from vopt.optimizer.report.show import comparison_table, cost_text, front_table, override_table, rejected_table
 from vopt.optimizer.report.view import StudyView
+from vopt.optimizer.stated_acceptance import WRONG_TEXT
 
 _TONES = {Verdict.BETTER: "good", Verdict.NO_GAIN: "", Verdict.NOTHING_FEASIBLE: "bad", Verdict.UNCONFIRMED: "warn"}
 _SIMULATED = "Simulated: no engine ran. Measure before you rely on any figure here."
@@ -33,11 +36,11 @@ def head(view: StudyView) -> str:
         html.element("p", marked + html.element("span", html.text(reason), cls="soft")),
     ]
     if answer and answer.argv is not None:
-        parts.append(command_box("command", wording.command_lines(answer.argv)))
+        parts.append(command_box("command", wording.command_lines(answer.argv, exported_variables(view))))
     if answer and answer.gain and answer.verdict is not Verdict.NOTHING_FEASIBLE:
         parts.append(_numbers(view, answer))
-    if answer and answer.notes:
-        parts += [html.element("p", html.text(note), cls="soft") for note in answer.notes]
+    looks = ("simulated" if note.startswith(WRONG_TEXT) else "soft" for note in view.notes)  # framed, as a simulation is
+    parts += [html.element("p", html.text(note), cls=look) for note, look in zip(view.notes, looks, strict=True)]
     return html.element("header", "\n".join(parts))
 
 
@@ -52,8 +55,8 @@ def _numbers(view: StudyView, answer: Recommendation) -> str:
     gain, _, interval = view.gain_text(answer.gain).partition(" (")
     rows = [(gain, f"{wording.metric_word(view.metric)}, {interval.rstrip(')')}")]
     if answer.gain.smallest_visible is not None:
-        seen = wording.change_text(answer.gain.smallest_visible).removeprefix("+")
-        rows.append((seen, "the smallest gain that this study could have seen"))
+        seen = wording.visible_text(answer.gain.smallest_visible, maximize=view.maximize)
+        rows.append((seen, f"the smallest {'gain' if view.maximize else 'fall'} that this study could have seen"))
     costs = view.costs()
     if costs:
         rows += [(wording.change_text(row.change or 1.0), f"cost: {cost_text(row)}") for row in costs[:2]]
@@ -64,8 +67,9 @@ def _numbers(view: StudyView, answer: Recommendation) -> str:
         rows.append((share, f"of requests fail at most (95 % bound): {answer.success.failed:,} of {answer.success.n:,} did"))
     if below := view.below_defaults():
         rows.append(("Less than default", "; ".join(below)))
-    soak = html.element("p", html.text(f"Soak: {answer.soak}")) if answer.soak else ""
-    return html.element("div", "".join(_box(big, small) for big, small in rows), cls="numbers") + soak
+    said = [("Load", load_said(view)), ("Soak", answer.soak)]
+    lines = "".join(html.element("p", html.text(f"{name}: {text}")) for name, text in said if text)
+    return html.element("div", "".join(_box(big, small) for big, small in rows), cls="numbers") + lines
 
 
 def _box(big: str, small: str) -> str:

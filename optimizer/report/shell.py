@@ -11,14 +11,20 @@ from vopt.optimizer.recommend import Verdict
 from vopt.optimizer.report import wording
 from vopt.optimizer.report.redaction import REMOVED, clean_argv, holds_secret
 from vopt.optimizer.report.view import StudyView
+from vopt.optimizer.stated_acceptance import stated_notes
+from vopt.optimizer.variables import OURS, PLACES, handed_on, stored
 
 _ENTRY = "env:"
-_NEVER = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "VLLM_PORT", "VLLM_API_KEY"})
+SERVER_KEY = "VLLM_API_KEY"
+KEY_WITHHELD = (
+    f"{SERVER_KEY} was set where this was searched; it is a secret and not written here, and without it vLLM asks nobody"
+)
 
 
 def exported_variables(view: StudyView, trial: str | None = None) -> dict[str, str]:
-    """Environment variables that the exported engine was measured with: vLLM's own, all that the command in use brought, and
-    the ``env:NAME`` entries of ``--set`` and of its configuration. No secrets, nothing of this one machine."""
+    """Environment variables that the exported engine was measured with and that change what it does: vLLM's own, all that the
+    command in use brought, and the ``env:NAME`` entries of ``--set`` and of its configuration. No secrets, no places of the
+    machine that searched."""
     return {name: value for name, value in _variables(view, trial).items() if not _is_withheld(name, value)}
 
 
@@ -27,9 +33,14 @@ def withheld_variables(view: StudyView, trial: str | None = None) -> tuple[str, 
     return tuple(name for name, value in _variables(view, trial).items() if _is_withheld(name, value) and name != "HF_TOKEN")
 
 
+def had_server_key(view: StudyView) -> bool:
+    """Whether the shell that searched had the server's key. Engines were measured without it, since it changes nothing that
+    they compute; but whoever has one wants it in front of the server too."""
+    return SERVER_KEY in stored(view.setup)
+
+
 def _variables(view: StudyView, trial: str | None) -> dict[str, str]:
-    environment = view.setup.get("environment") or {}
-    found = dict(environment.get("variables") or {})  # no others than vLLM's of that shell and the command's own are stored
+    found = handed_on(view.setup)
     start = view.trial(trial) if trial is not None else None
     config = start.config if start else view.answer.winner_config if view.answer else None
     for name, value in (*_typed_variables(view), *(config or {}).items()):
@@ -39,7 +50,7 @@ def _variables(view: StudyView, trial: str | None) -> dict[str, str]:
 
 
 def _exportable(name: str) -> bool:
-    return name.isidentifier() and name.isascii() and name not in _NEVER
+    return name.isidentifier() and name.isascii() and name not in {*OURS, SERVER_KEY}
 
 
 def _is_withheld(name: str, value: str) -> bool:
@@ -64,6 +75,8 @@ def shell_script(view: StudyView, argv: Sequence[str], *, trial: str | None = No
             f"# It listens on {LOOPBACK} only. To open it to other machines: replace that by 0.0.0.0, and set VLLM_API_KEY,",
             "# since vLLM asks nobody for a password.",
         ]
+    if had_server_key(view):
+        lines += ["#", f"# {KEY_WITHHELD}."]
     lines.append("set -euo pipefail")
     lines += _exports(exported_variables(view, trial))
     for name in withheld_variables(view, trial):
@@ -94,6 +107,9 @@ def provenance(view: StudyView, *, trial: str | None = None) -> list[str]:
         rows.append(f"vLLM launch command for {view.model}, found by vopt {environment.get('vopt_version', '')}".rstrip())
     if view.simulated:
         rows.append("SIMULATED: no engine ran. Measure it before you rely on it.")
+    shown = start or next(iter(view.challenger_starts() if answer and answer.winner_config else view.arm(winner=False)), None)
+    stated = stated_notes({**(view.setup.get("fixed") or {}), **shown.config}) if shown is not None else ()
+    rows += [f"NOT FOR SERVICE: {note}" for note in stated]
     if start is None:
         rows.append(view.verdict_line().removeprefix("SIMULATED. "))
     rows += [
@@ -109,14 +125,16 @@ def provenance(view: StudyView, *, trial: str | None = None) -> list[str]:
         if answer.soak:
             rows.append(f"soak: {answer.soak}")
         rows += [f"less than the defaults: {', '.join(below)}"] if (below := view.below_defaults()) else []
-        rows += [f"note: {note}" for note in answer.notes]
+    told = view.notes if start is None else (*view.removed, *view.left_out)
+    rows += [f"note: {note}" for note in told if note not in stated]
     return [wording.one_line(row) for row in rows]
 
 
 def container_variables(view: StudyView, trial: str | None = None) -> Mapping[str, str]:
-    """The same for containers: without paths of the host that measured."""
+    """The same for containers, which have places of their own."""
     host = ("_ROOT", "_HOME", "_DIR", "PATH")
-    return {name: value for name, value in exported_variables(view, trial).items() if not name.endswith(host)}
+    found = exported_variables(view, trial).items()
+    return {name: value for name, value in found if not name.endswith(host) and not PLACES.fullmatch(name)}
 
 
 def _result(view: StudyView, label: str | None) -> str:

@@ -8,6 +8,8 @@ from vopt.optimizer.history import Stage
 from vopt.optimizer.recommend import Importance, Recommendation, Verdict
 from vopt.optimizer.report import wording
 from vopt.optimizer.report.blocks import Block, Code, Column, Facts, Line, Table, TableMaker, Tone
+from vopt.optimizer.report.load_said import load_said
+from vopt.optimizer.report.shell import exported_variables
 from vopt.optimizer.report.spent import spent
 from vopt.optimizer.report.view import Comparison, Spread, StudyView
 from vopt.optimizer.trial import Phase
@@ -65,9 +67,9 @@ def study_blocks(view: StudyView, importance: Importance | None = None) -> list[
         blocks.append(Line(answer.reason, Tone.DIM))
     blocks.append(Facts(tuple(_setup_facts(view))))
     if answer and answer.argv is not None:
-        blocks.append(Code(wording.command_lines(answer.argv)))
-    if answer:
-        blocks.append(Facts(tuple(_gain_facts(view, answer))))
+        blocks.append(Code(wording.command_lines(answer.argv, exported_variables(view))))
+    if answer or view.notes:
+        blocks.append(Facts(tuple(_gain_facts(view, answer) if answer else _notes(view))))
     if answer and answer.front:
         blocks.append(front_table(view, answer))
     if rows := view.compared():
@@ -112,6 +114,8 @@ def comparison_table(rows: Sequence[Comparison], challenger: str = "winner") -> 
 
 def _direction(row: Comparison) -> tuple[Tone, str]:
     """Whether a change is for the better. Where the ranges of the starts overlap, that is for nobody to say."""
+    if row.few:
+        return Tone.PLAIN, "few requests"
     if row.better is None:
         return Tone.PLAIN, "as sent" if row.as_sent else ""
     if row.overlaps:
@@ -217,13 +221,16 @@ def _setup_facts(view: StudyView) -> list[tuple[str, str]]:
 def _gain_facts(view: StudyView, answer: Recommendation) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if answer.gain and answer.verdict is not Verdict.NOTHING_FEASIBLE:
-        rows.append(("Gain", view.gain_text(answer.gain)))
+        rows.append(("Gain" if view.maximize else "Change", view.gain_text(answer.gain)))
         if answer.gain.smallest_visible is not None:
-            visible = wording.change_text(answer.gain.smallest_visible)
-            rows.append(("Could have seen", f"a gain of {visible.removeprefix('+')} or more, four times in five"))
+            visible = wording.visible_text(answer.gain.smallest_visible, maximize=view.maximize)
+            what = "gain" if view.maximize else "fall"
+            rows.append(("Could have seen", f"a {what} of {visible} or more, four times in five"))
     for one in answer.goals:
         gain = wording.gain_text(one.gain, maximize=not wording.lower_is_better(one.metric))
         rows.append((one.name.capitalize(), f"{one.verdict}: {wording.metric_word(one.metric)} {gain}"))
+    if load := load_said(view):
+        rows.append(("Load", load))
     if costs := view.costs():
         rows += [("Costs" if place == 0 else "", cost_text(row)) for place, row in enumerate(costs)]
     elif answer.winner_config is not None:
@@ -237,8 +244,11 @@ def _gain_facts(view: StudyView, answer: Recommendation) -> list[tuple[str, str]
         rows.append(("Less than default", "; ".join(below)))
     if view.simulated:
         rows.append(("Simulated", "no engine ran; measure the command on the real GPU before you rely on it"))
-    rows += [("Note", note) for note in answer.notes]
-    return rows
+    return rows + _notes(view)
+
+
+def _notes(view: StudyView) -> list[tuple[str, str]]:
+    return [("Note", note) for note in view.notes]
 
 
 def cost_text(row: Comparison) -> str:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vopt.objectives.records import LoadStatus
 from vopt.optimizer.arms import series_of
 from vopt.optimizer.command import flags_text
 from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord
 from vopt.optimizer.judge import SOAK_ENDINGS
 from vopt.optimizer.recommend import Gain, Recommendation, Rejected, Verdict
 from vopt.optimizer.report import wording
-from vopt.optimizer.report.comparison import METRIC_ORDER, Comparison, Spread, compare, in_order, names_of, spread_of
+from vopt.optimizer.report.comparison import METRIC_ORDER, Comparison, Spread, compare, few_for, in_order, names_of, spread_of
 from vopt.optimizer.report.redaction import scrub
+from vopt.optimizer.report.removed import removed_notes
+from vopt.optimizer.stated_acceptance import condition, stated_length
 from vopt.optimizer.trial import Phase
 
 __all__ = ["COST_METRICS", "METRIC_ORDER", "Comparison", "Spread", "StudyView"]
@@ -33,11 +34,12 @@ class StudyView:
     """A scrubbed study and what follows from it. Make it with ``StudyView.of``."""
 
     record: StudyRecord
+    removed: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, record: StudyRecord, secrets: Sequence[str] = ()) -> StudyView:
         """``secrets``: values that must appear nowhere (``redaction.known_secrets(os.environ)``)."""
-        return cls(scrub(record, secrets))
+        return cls(scrub(record, secrets), removed_notes(record, secrets))
 
     @property
     def name(self) -> str:
@@ -58,6 +60,17 @@ class StudyView:
     @property
     def verdict(self) -> Verdict | None:
         return self.answer.verdict if self.answer else None
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What of the command in use as it was given no engine had."""
+        return tuple(str(text) for text in self.setup.get("left_out") or ())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What has to be known of the command: secrets that it needs again, what was left out of the one that was given, and
+        the answer's own notes."""
+        return (*self.removed, *self.left_out, *(self.answer.notes if self.answer else ()))
 
     @property
     def simulated(self) -> bool:
@@ -81,8 +94,8 @@ class StudyView:
     def limits(self) -> tuple[str, ...]:
         """The limits in words, and the bounds on every request that goodput counts by."""
         bounds = [wording.limit_text({"metric": name, "value": value}) for name, value in (self.goal.get("slos") or {}).items()]
-        counted = [f"counted: requests with {' and '.join(bounds)}"] if bounds else []
-        return (*(wording.limit_text(limit) for limit in self.goal.get("limits", ())), *counted)
+        counted = (f"counted: requests with {' and '.join(bounds)}",) if bounds else ()
+        return (*map(wording.limit_text, self.goal.get("limits", ())), *counted)
 
     @property
     def model(self) -> str:
@@ -127,8 +140,7 @@ class StudyView:
     @property
     def winner(self) -> TrialRecord | None:
         """The engine start that the answer names."""
-        label = self.answer.winner_label if self.answer else None
-        return self.trial(label) if label is not None else None
+        return self.trial(self.answer.winner_label or "") if self.answer else None
 
     def value(self, trial: TrialRecord) -> float | None:
         return trial.metrics.get(self.metric) if trial.metrics else None
@@ -147,8 +159,8 @@ class StudyView:
             return str(trial.failure.kind), trial.failure.detail
         if trial.stage is Stage.SOAK and trial.status not in SOAK_ENDINGS:
             return None
-        if trial.status in _STATUS_REASONS:
-            return str(trial.status), _STATUS_REASONS[trial.status]
+        if trial.status in wording.STATUS_REASONS:
+            return str(trial.status), wording.STATUS_REASONS[trial.status]
         return None
 
     def feasible(self, trial: TrialRecord) -> bool:
@@ -215,6 +227,7 @@ class StudyView:
                 spread_of(name, baseline, stated.baseline_metrics),
                 spread_of(name, winner, stated.winner_metrics),
                 fixed_rate=fixed_rate,
+                few=few_for(name, baseline, winner),
             )
             for name in names
         )
@@ -248,7 +261,7 @@ class StudyView:
 
     def stage_phases(self, stage: Stage) -> dict[Phase, float]:
         """The same for the starts of one stage."""
-        return _by_phase(trial for trial in self.trials if trial.stage is stage)
+        return _by_phase([trial for trial in self.trials if trial.stage is stage])
 
     def stage_totals(self) -> dict[Stage, tuple[int, float]]:
         """(starts, seconds) by stage."""
@@ -278,7 +291,8 @@ class StudyView:
         answer = self.answer
         if answer is None:
             return f"No answer yet: {wording.plural(len(self.trials), 'engine start')} so far"
-        change = f": {wording.metric_word(self.metric)} {self.gain_text(answer.gain)}" if answer.gain else ""
+        word, held = wording.metric_word(self.metric), condition(self.stated_length)
+        change = f": {word} {self.gain_text(answer.gain)}{held}" if answer.gain else ""
         match answer.verdict:
             case Verdict.BETTER:
                 breaks = f", which break{'s' if self.has_command else ''} the limits" if answer.baseline_breaks else ""
@@ -290,6 +304,12 @@ class StudyView:
             case Verdict.UNCONFIRMED:
                 text = f"Unconfirmed, against {self.baseline_name}{change}"
         return f"SIMULATED. {text}" if self.simulated else text
+
+    @property
+    def stated_length(self) -> float | None:
+        """Tokens a step that drafts were stated to bring in what is compared, or in the baseline; ``None`` in neither."""
+        arms, fixed = (*self.challenger_starts()[:1], *self.arm(winner=False)[:1]), self.setup.get("fixed") or {}
+        return next((length for one in arms if (length := stated_length({**fixed, **one.config})) is not None), None)
 
     def gain_text(self, gain: Gain | None) -> str:
         return wording.gain_text(gain, maximize=self.maximize)
@@ -314,19 +334,8 @@ class StudyView:
         return f"{name}, repaired by {flags_text(self.answer.repair.changes)} (as given {verb} not start here)"
 
 
-_STATUS_REASONS = {
-    LoadStatus.STOPPED_EARLY: "clearly worse than the best so far; the load was ended early",
-    LoadStatus.OVERLOADED: "requests piled up through the window: the rate is above what this engine sustains",
-    LoadStatus.UNSTEADY: "the two halves of the window disagree, also after it was doubled",
-    LoadStatus.ENGINE_DIED: "the engine died under load",
-    LoadStatus.REPEATED_ERRORS: "one request after the other failed",
-    LoadStatus.DEADLINE: "the load did not end within its deadline",
-}
-
-
-def _by_phase(trials: Iterable[TrialRecord]) -> dict[Phase, float]:
-    rows = list(trials)
-    return {phase: total for phase in Phase if (total := sum(trial.phase_s.get(phase, 0.0) for trial in rows))}
+def _by_phase(trials: Sequence[TrialRecord]) -> dict[Phase, float]:
+    return {phase: total for phase in Phase if (total := sum(trial.phase_s.get(phase, 0.0) for trial in trials))}
 
 
 def _one_start(trial: TrialRecord, kind: str, reason: str) -> str:
@@ -336,7 +345,6 @@ def _one_start(trial: TrialRecord, kind: str, reason: str) -> str:
     return reason
 
 
-def _one_arm(trials: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
+def _one_arm(trials: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
     """Finalist and lite may be the same configuration: then the first of the two arms, since arms are not pooled."""
-    rows = list(trials)
-    return tuple(trial for trial in rows if trial.arm is rows[0].arm)
+    return tuple(trial for trial in trials if trial.arm is trials[0].arm)

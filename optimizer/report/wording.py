@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vopt.objectives.records import LoadStatus
 from vopt.optimizer.recommend import Gain, Verdict
 
 _PERCENTAGES = frozenset(
@@ -63,6 +64,15 @@ _KINDS = {
     "unsteady": "Unsteady",
     "overloaded": "Overloaded",
 }
+STATUS_REASONS = {
+    LoadStatus.STOPPED_EARLY: "clearly worse than the best so far; the load was ended early",
+    LoadStatus.OVERLOADED: "requests piled up through the window: the rate is above what this engine sustains",
+    LoadStatus.UNSTEADY: "the two halves of the window disagree, also after it was doubled",
+    LoadStatus.ENGINE_DIED: "the engine died under load",
+    LoadStatus.REPEATED_ERRORS: "one request after the other failed",
+    LoadStatus.DEADLINE: "the load did not end within its deadline",
+}
+"""Why a start of this status cannot be the answer."""
 _VERDICTS = {
     Verdict.BETTER: "Better",
     Verdict.NO_GAIN: "No measurable gain",
@@ -163,6 +173,11 @@ def gain_text(gain: Gain | None, *, maximize: bool = True) -> str:
     return f"{turned(gain.ratio)} (interval {turned(ends[0])} to {turned(ends[1])})"
 
 
+def visible_text(ratio: float, *, maximize: bool = True) -> str:
+    """The smallest gain that a study could have seen, as the size of the metric's own change: ``1.7 %``."""
+    return change_text(ratio if maximize else 1 / ratio).lstrip("+−")
+
+
 def _change_of_inverse(ratio: float) -> str:
     return change_text(1 / ratio)
 
@@ -232,16 +247,20 @@ def plural(n: int, noun: str) -> str:
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
-def command_text(argv: Sequence[str]) -> str:
-    """A command for a shell, on one line unless a value holds a line break."""
-    return shlex.join(argv)
+def command_text(argv: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
+    """A command for a shell with the variables that belong to it, on one line unless a value holds a line break."""
+    return " ".join([*_assignments(variables), shlex.join(argv)])
 
 
-def command_lines(argv: Sequence[str]) -> str:
-    """The same command with one option per line."""
-    lines: list[list[str]] = [[]]
+def _assignments(variables: Mapping[str, str] | None) -> list[str]:
+    return [f"{name}={shlex.quote(value)}" for name, value in (variables or {}).items()]
+
+
+def command_lines(argv: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
+    """The same command with one variable and one option per line."""
+    lines: list[list[str]] = [*([one] for one in _assignments(variables)), []]
     for word in argv:
-        if word.startswith("--") and lines[0]:
+        if word.startswith("--") and lines[-1]:
             lines.append([])
         lines[-1].append(shlex.quote(word))
     return " \\\n  ".join(" ".join(line) for line in lines)

@@ -90,11 +90,13 @@ def study(
     goal: Goal | None = None,
     change: Change | None = None,
     soak_s: float = 0.0,
+    searched_by: Goal = FREE,
 ) -> tuple[Recommendation, int]:
     """The confirmation of one finalist through the real steps and the real verdict: the answer and how many rounds it took.
     Several numbers of ``rounds``: the study is given one after the other, as long as it does not say "better".
 
-    ``change`` makes of each start after the search what it is to show: other figures, failed requests, another end.
+    ``change`` makes of each start after the search what it is to show: other figures, failed requests, another end; of those of
+    the search too where they are judged by another goal than ``FREE``.
 
     Baseline and finalist have one start each before it, as after a search: the data that chose the finalist decide nothing,
     so how it was chosen needs no simulation.
@@ -110,7 +112,8 @@ def study(
         made = record(landscape, shown, rng, noise(rng))
         made = replace(made, config=run.config)
         searched = run.stage is Stage.SEARCH
-        return judge(made if change is None or searched else change(made, rng), FREE if searched else setup.goal, None)
+        shown_as = made if change is None or (searched and searched_by is FREE) else change(made, rng)
+        return judge(shown_as, searched_by if searched else setup.goal, None)
 
     first = [start(Run(config, Stage.SEARCH, ""), str(n)) for n, config in enumerate((BASELINE, FINALIST))]
     # The finalist's first start stands for the one that made it a finalist: never so low that it would not be confirmed.

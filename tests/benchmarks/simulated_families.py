@@ -24,7 +24,7 @@ import numpy as np
 from vopt.objectives.goals import Goal
 from vopt.objectives.metrics import Metrics, compute_metrics
 from vopt.objectives.records import LoadResult
-from vopt.optimizer.engine.simulated import NO_NOISE, SimulatedCaches, SimulatedSession
+from vopt.optimizer.engine.simulated import Noise, SimulatedCaches, SimulatedSession
 from vopt.optimizer.first_load import NumberedLoads, first_load
 from vopt.optimizer.history import FailureSummary, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.judge import Judged, judge
@@ -145,7 +145,7 @@ class SimulatedLandscape:
             subject.machine.hardware,
             version=subject.schema.version,
             caches=SimulatedCaches({subject.shape.name}),
-            noise=NO_NOISE,
+            noise=Noise(0.0, 0.0),
         )
 
     def _record(

@@ -31,7 +31,7 @@ from simulation import chat_lengths
 from vopt.objectives.metrics import compute_metrics
 from vopt.objectives.records import LoadResult
 from vopt.optimizer.engine.hardware import Hardware, hardware
-from vopt.optimizer.engine.simulated import NO_NOISE, SimulatedCaches, SimulatedSession
+from vopt.optimizer.engine.simulated import Noise, SimulatedCaches, SimulatedSession
 from vopt.optimizer.load.materialise import materialise
 from vopt.optimizer.load.plan import Arrivals, LoadPlan
 from vopt.optimizer.load.source import RequestSource
@@ -77,7 +77,7 @@ def session(
     if shape is None:
         raise ValueError(f"{model}: no such model in search_spaces/models.toml")
     spec = TrialSpec("compared", model, EngineConfig(arguments), Path("unused"), "python", deadlines=Deadlines(start_s=3600.0))
-    return SimulatedSession(spec, shape, device, version=version, noise=NO_NOISE, caches=caches)
+    return SimulatedSession(spec, shape, device, version=version, noise=Noise(0.0, 0.0), caches=caches)
 
 
 def engine_start_s(parts: Mapping[str, float]) -> float:

@@ -8,9 +8,9 @@ from statistics import median
 from typing import Any, TypeVar
 
 import pytest
+from counted import tokens_in
 
 from vopt.objectives.records import RequestFailureKind, RequestRecord
-from vopt.objectives.steadiness import tokens_in
 from vopt.optimizer.engine.base import Engine
 from vopt.optimizer.load.drive import drive
 from vopt.optimizer.load.plan import Arrivals, LoadPlan, Request, Tick
@@ -170,7 +170,8 @@ class EngineContract:
         cut = [record for record in load.records if record.censored]
         assert len(ended) >= 6
         assert len(cut) == 6
-        assert decoding_speed(cut) == pytest.approx(decoding_speed(ended), rel=0.3)
+        # A host that stalls slows either kind; one token a chunk would be an eighth where eight are bundled.
+        assert 0.5 < decoding_speed(cut) / decoding_speed(ended) < 2
         assert all(sum(record.chunk_tokens) == record.output_tokens <= 151 for record in cut)
         seen = [tick for tick in ticks if tick.window_open_s is not None][-1]
         assert seen.window_tokens == pytest.approx(tokens_in(load.records, seen.window_open_s or 0.0, seen.at_s), rel=0.25)

@@ -15,8 +15,8 @@ set -euo pipefail
 
 # Environment of the measurement.
 # shellcheck disable=SC1003,SC1112,SC2016
-export VLLM_CACHE_ROOT='/data/it'"'"'s $HOME
-cache'
+export LMCACHE_NOTE='it'"'"'s $HOME
+and more'
 export VLLM_USE_DEEP_GEMM=1
 
 # shellcheck disable=SC1003,SC1112,SC2016

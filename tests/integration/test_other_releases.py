@@ -10,10 +10,11 @@ import re
 from pathlib import Path
 
 import pytest
+from asked import read_arguments
 from support.other_vllm import RELEASES, RELEASES_AT, given_pythons, needs, overlay
 from support.sessions import plan, source, spec
 
-from vopt.optimizer.engine.arguments import VllmProbe, read_arguments
+from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.engine.process import ProcessSession
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.options import CheckedSpaceOptions

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked import read_arguments
 
 from vopt.optimizer import caches
 from vopt.optimizer.check import check_command
 from vopt.optimizer.command import to_words
 from vopt.optimizer.command_reader import parse_command
-from vopt.optimizer.engine.arguments import VllmProbe, read_arguments
+from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.errors import EnvironmentLacks
 from vopt.search_spaces.arguments import Argument, Arguments, Kind, stored_arguments
 from vopt.search_spaces.build import Subject

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from counted import halves_agree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from vopt.objectives.bundles import recounted
 from vopt.objectives.consistency import contradictions
 from vopt.objectives.metrics import compute_metrics, token_curve
 from vopt.objectives.records import LoadResult, LoadStatus, LoadWindow, RequestFailure, RequestFailureKind, RequestRecord
-from vopt.objectives.steadiness import SUB_WINDOWS, halves_agree, rates_agree, sub_window_edges, tokens_between
+from vopt.objectives.steadiness import SUB_WINDOWS, rates_agree, sub_window_edges, tokens_between
 from vopt.optimizer.load.chunks import spread_tokens
 
 TPOT_S = 0.02

@@ -121,7 +121,7 @@ def test_the_built_in_goals() -> None:
     assert texts(throughput) == ["success_rate>=0.99", "p95_ttft_s<=1.5*baseline", "p95_tpot_s<=1.25*baseline"]
     latency = built_in_goal("latency")
     assert (latency.metric, latency.direction) == ("mean_e2e_s", Direction.MINIMIZE)
-    assert texts(latency) == ["success_rate>=0.99", "tokens_per_s>=0.98*baseline"]
+    assert texts(latency) == ["success_rate>=0.99", "requests_per_s>=0.98*baseline"]
     goodput = built_in_goal("goodput", limits=[parse_limit("ttft_s<=500ms")])
     assert (goodput.metric, dict(goodput.slos)) == ("goodput_per_s", {"ttft_s": 0.5})
     assert texts(goodput) == ["success_rate>=0.99"]

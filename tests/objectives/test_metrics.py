@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from counted import tokens_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_loads import closed_loop, counters, failed, open_loop, record
@@ -23,7 +24,6 @@ from vopt.objectives.records import (
     RequestFailureKind,
     RequestRecord,
 )
-from vopt.objectives.steadiness import tokens_in
 
 
 def load_of(*records: RequestRecord, closed_s: float = 100.0, **changes: object) -> LoadResult:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from counted import halves_agree, tokens_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_loads import closed_loop, failed, open_loop, record
@@ -17,12 +18,10 @@ from support.imports import foreign_imports
 from vopt.objectives.records import CounterSample, LoadWindow, RequestFailureKind, RequestRecord
 from vopt.objectives.steadiness import (
     T_975,
-    halves_agree,
     kv_levelled,
     overloaded,
     sub_window_edges,
     tokens_between,
-    tokens_in,
 )
 
 

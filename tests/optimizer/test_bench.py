@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from records_file import read_records
 
 from vopt.objectives.metrics import compute_metrics
 from vopt.objectives.records import (
@@ -23,7 +24,6 @@ from vopt.optimizer.bench import (
     BenchLabels,
     bench_document,
     most_in_flight,
-    read_records,
     repeat_summary,
     run_bench,
     watch_traffic,

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from records_file import read_records
 from support.fault_server import DONE, ERROR, HEAD, LAST_CHUNK, Script, delta, good, status, token, usage
 from support.in_thread import model_server, threaded
 from support.tiny_models import write_tiny_models
 from typer.testing import CliRunner, Result
 
 from vopt.optimizer import bench_run
-from vopt.optimizer.bench import read_records
 from vopt.optimizer.cli import app
 from vopt.optimizer.load.workload_files import read_workload
 from vopt.optimizer.locks import GPU_LOCKS, lock_gpus
@@ -324,8 +324,8 @@ def test_a_workload_that_cannot_be_had(words: tuple[str, ...], code: int, tmp_pa
 def test_a_bench_waits_for_no_gpu_and_shares_none(monkeypatch: pytest.MonkeyPatch) -> None:
     uuid = f"GPU-of-a-test-{os.getpid()}"
 
-    def with_a_gpu(*words: Any) -> Any:
-        subject = find_subject(*words)
+    def with_a_gpu(*words: Any, **more: Any) -> Any:
+        subject = find_subject(*words, **more)
         return replace(subject, machine=replace(subject.machine, uuids=(uuid,)))
 
     monkeypatch.setattr(bench_run, "find_subject", with_a_gpu)

@@ -194,3 +194,12 @@ def test_no_gpu_and_no_simulation_names_the_ways_out(monkeypatch: pytest.MonkeyP
     assert "no NVIDIA GPU" in message
     assert "--simulate h200" in message
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("qwen3-8b", "Qwen/Qwen3-8B"), ("Qwen3-8", "Qwen/Qwen3-8B"), ("nothing-like-it", "Qwen/Qwen3-8B")]
+)
+def test_a_model_without_its_organisation_is_told_whole(typed: str, meant: str) -> None:
+    code, said = run("search", "--goal", "throughput", "--model", typed, "--simulate", "h200")
+    assert code == 2
+    assert f"--model {meant}" in said

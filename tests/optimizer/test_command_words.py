@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vopt.optimizer.command import shell_line, split_environment, to_argv, to_words, with_resolved
+from vopt.optimizer.command import shell_line, split_environment, to_argv, to_words
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.secrecy import refuse_secret
@@ -180,13 +180,6 @@ def test_environment_is_kept_apart() -> None:
     assert engine == EngineConfig({"max_num_seqs": 4})
     assert variables == {"VLLM_A": "1", "VLLM_B": "3"}
     assert to_words({"env:VLLM_A": True}, SCHEMA) == ()
-
-
-def test_resolved_values_are_written_out_where_the_config_is_silent() -> None:
-    config = EngineConfig({"max_num_seqs": 512})
-    resolved = {"max_num_seqs": 512, "max_num_batched_tokens": 8192, "block_size": None, "odd": 3}
-    names = ("max_num_seqs", "max_num_batched_tokens", "block_size", "odd")
-    assert with_resolved(config, resolved, names, SCHEMA) == EngineConfig({"max_num_seqs": 512, "max_num_batched_tokens": 8192})
 
 
 @pytest.mark.parametrize("version", stored_versions())

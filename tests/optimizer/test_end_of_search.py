@@ -167,7 +167,7 @@ def test_a_gain_that_vanishes_behind_the_server_is_said_to_vanish() -> None:
     answer = answered(served=True, behind_the_server=1.0)
     assert answer.verdict is Verdict.NO_GAIN
     note = next(note for note in answer.notes if "vanishes behind the API server" in note)
-    assert "in-process, the finalist was +" in note
+    assert "in-process, the finalist had tokens_per_s +" in note
 
 
 def test_nothing_vanishes_when_the_served_gain_is_there_or_nothing_was_served() -> None:

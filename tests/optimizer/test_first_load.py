@@ -86,6 +86,33 @@ def test_an_open_loop_without_a_rate_gets_a_share_of_what_is_sustained() -> None
     assert "rate" in said[-1]
 
 
+@pytest.mark.parametrize("doublings", [0, 1])
+def test_all_loads_at_a_rate_have_the_window_that_the_baselines_needed(doublings: int) -> None:
+    """A slower engine ends fewer requests in a window: if each load counted its own, arms would be measured over others."""
+
+    def load(plan: LoadPlan) -> LoadResult:
+        made = finished(plan, plan.rate or 8.0)
+        assert made.window is not None
+        return replace(made, window=replace(made.window, doublings=doublings))
+
+    found = first_load(Asked(Arrivals.POISSON, rate=4.0, window_s=20.0), load, print)
+    assert found.measurement is not None
+    assert found.measurement.plan.window_s == 20.0 * 2**doublings
+    assert found.measurement.plan.min_requests == 0
+    closed = first_load(Asked(Arrivals.CLOSED, concurrency=8, window_s=20.0), load, print)
+    assert closed.measurement is not None
+    assert (closed.measurement.plan.window_s, closed.measurement.plan.min_requests) == (20.0, 400)
+
+
+@pytest.mark.parametrize(("window_s", "probe_s"), [(60.0, 20.0), (20.0, 10.0), (4.0, 4.0)])
+def test_probes_are_long_enough_to_rank(window_s: float, probe_s: float) -> None:
+    engine = Engine()
+    first_load(Asked(Arrivals.POISSON, window_s=window_s), engine.once(), print)
+    probes = [plan for plan in engine.plans[:-2] if plan.concurrency]
+    assert [plan.window_s for plan in probes] == [probe_s] * len(probes)
+    assert len(probes) >= 2
+
+
 def test_a_replay_is_taken_as_it_is() -> None:
     plans: list[LoadPlan] = []
 
@@ -113,7 +140,8 @@ def test_a_p99_gets_a_window_with_a_thousand_requests() -> None:
     assert engine.plans[0].window_s == 60.0
     assert 100.0 < engine.plans[1].window_s < 130.0
     assert found.measurement is not None
-    assert found.measurement.plan == replace(engine.plans[1], stall_after_s=found.measurement.plan.stall_after_s)
+    frozen = found.measurement.plan
+    assert frozen == replace(engine.plans[1], stall_after_s=frozen.stall_after_s, min_requests=0)
     first_load(Asked(Arrivals.POISSON, rate=10.0, window_s=20.0), engine.once(), print)
     assert engine.plans[-1].window_s == 20.0, "a window that was typed is taken as it is"
 

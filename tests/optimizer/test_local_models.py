@@ -74,8 +74,9 @@ def test_another_model_in_the_same_place_is_refused(model: Path, change: Callabl
     change(model)
     refused = vopt("resume", "--trials", "3", "--quiet")
     assert refused.exit_code == 2, refused.output
-    assert f"the digest of the model's {file} = " in refused.stderr
+    assert f"{file} in ./m is not what it was: results would not compare" in refused.stderr
     assert "--seed-from m-throughput-1" in refused.stderr
+    assert f"vopt resume m-throughput-1   # with {file} in ./m as it was" in refused.stderr
     assert len(read_study("sqlite:///studies.db").trials) == 2
 
 

@@ -50,6 +50,39 @@ def test_every_note_on_the_command_in_use_is_said(
     assert len(notes) == len(set(notes))
 
 
+LEFT_OUT = (
+    "run.sh: left out, as no part of the command or of its environment: cd /srv",
+    "run.sh: $WIDTH: as set in this shell",
+    "CUDA_VISIBLE_DEVICES of the command is left out: --gpus says which GPUs an engine gets",
+)
+
+
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]])
+def test_what_is_left_out_of_a_command_is_said_always_and_stands_in_what_is_exported(
+    quiet: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever starts the exported command does without it; what is hidden by --quiet is progress."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WIDTH", "32")
+    Path("run.sh").write_text(SCRIPT.replace("32", '"$WIDTH"'))
+    search = ["search", "--goal", "throughput", "--from", "run.sh", "--simulate", "h200", "--trials", "2", "--rounds", "0"]
+    done = CliRunner().invoke(app, [*search, "--window", "5s", "--concurrency", "16", "--soak", "0", *quiet])
+    assert done.exit_code == 0, done.stderr
+    before_the_answer = done.stderr.partition("Unconfirmed")[0]
+    for said in LEFT_OUT:
+        assert said in " ".join(before_the_answer.split())
+    assert ("asking" in before_the_answer or "plan:" in before_the_answer) is not bool(quiet)
+    for form in ("shell", "yaml", "json", "docker", "k8s"):
+        for trial in ([], ["--trial", "0"]):
+            text = CliRunner().invoke(app, ["export", "--format", form, *trial]).stdout
+            comments = json.loads(text)["notes"] if form == "json" else [line for line in text.splitlines() if line[:1] == "#"]
+            assert all(any(said in comment for comment in comments) for said in LEFT_OUT), (form, trial)
+    assert LEFT_OUT[0] in " ".join(CliRunner().invoke(app, ["show"]).stdout.split())
+    resumed = CliRunner().invoke(app, ["resume", "--quiet"])
+    assert resumed.exit_code == 0, resumed.stderr
+    assert LEFT_OUT[0] in " ".join(resumed.stderr.split())
+
+
 def setup_with(limit: str) -> SearchSetup:
     goal = built_in_goal("throughput", limits=(parse_limit(limit),), guard=False)
     return SearchSetup(goal, small_landscape().space, Budget(8, rounds=2, time_s=None, soak_s=0))
@@ -72,6 +105,6 @@ def test_an_interruption_compares_with_the_baseline_that_came_up() -> None:
     told = so_far(records, setup_with("tokens_per_s<=1.05*baseline"))
     assert "best so far: trial 1 (max_num_seqs=128)" in told, "512 breaks the limit that is relative to 128"
     told = so_far(records, setup_with("tokens_per_s>=1"))
-    assert "best so far: trial 2 (max_num_seqs=512, +" in told
+    assert "best so far: trial 2 (max_num_seqs=512, tokens_per_s +" in told
     assert "against the baseline" in told
     assert so_far(records[:1], setup_with("tokens_per_s>=1")) == "1 engine start is kept, none with a result yet"

@@ -83,14 +83,17 @@ def slow(command: str, said: str) -> Any:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (COMMAND, "the baseline's enable_lora = True, here it is not set"),
-        slow(f"{COMMAND} --enable-lora --dtype float16", "the baseline's dtype = not set, here it is 'float16'"),
-        slow(f"{COMMAND} --enable-lora --seed 3", "the baseline's seed = not set, here it is 3"),
-        slow(f"{COMMAND} --enable-lora --load-format dummy", "the baseline's load_format = not set, here it is 'dummy'"),
-        (f"{COMMAND} --enable-lora --no-enforce-eager", "the baseline's enforce_eager = not set, here it is False"),
-        slow(f"{COMMAND}0 --enable-lora", "the baseline's max_num_seqs = 64, here it is 640"),
-        (f"{COMMAND} --enable-lora --api-server-count 2", "front_end = [], here it is ['--api-server-count', '2']"),
-        (f"VLLM_USE_X=1 {COMMAND} --enable-lora", "the environment variable VLLM_USE_X = not set, here it is '1'"),
+        (COMMAND, "the baseline's enable_lora True, here it is not set"),
+        slow(f"{COMMAND} --enable-lora --dtype float16", "the baseline's dtype not set, here it is 'float16'"),
+        slow(f"{COMMAND} --enable-lora --seed 3", "the baseline's seed not set, here it is 3"),
+        slow(f"{COMMAND} --enable-lora --load-format dummy", "the baseline's load_format not set, here it is 'dummy'"),
+        (f"{COMMAND} --enable-lora --no-enforce-eager", "the baseline's enforce_eager not set, here it is False"),
+        slow(f"{COMMAND}0 --enable-lora", "the baseline's max_num_seqs 64, here it is 640"),
+        (
+            f"{COMMAND} --enable-lora --api-server-count 2",
+            "its command had no flags for the server in front of the engine, now it has --api-server-count 2",
+        ),
+        (f"VLLM_USE_X=1 {COMMAND} --enable-lora", "the environment variable VLLM_USE_X not set, here it is '1'"),
     ],
 )
 @pytest.mark.fault("another command on resume")
@@ -101,7 +104,7 @@ def test_another_command_is_refused_with_what_differs_and_both_ways_on(place: Pa
     assert refused.exit_code == 2, refused.output
     assert said in refused.stderr
     assert f"--seed-from {NAME}" in refused.stderr
-    assert "resume this one where" in refused.stderr
+    assert f"or: vopt resume {NAME}   # with c.sh as it was" in refused.stderr
     assert stored() == before, "nothing was stored"
 
 
@@ -111,7 +114,7 @@ def test_a_study_that_forgot_its_baseline_knows_it_from_its_first_start(place: P
     setup = {name: value for name, value in study.user_attrs["setup"].items() if name != "baseline"}
     study.set_user_attr("setup", setup)
     (place / "c.sh").write_text(COMMAND)
-    assert "the baseline's enable_lora = True, here it is not set" in resume("--rounds", "3").stderr
+    assert "the baseline's enable_lora True, here it is not set" in resume("--rounds", "3").stderr
 
 
 @pytest.mark.parametrize(
@@ -121,15 +124,15 @@ def test_a_study_that_forgot_its_baseline_knows_it_from_its_first_start(place: P
 def test_a_variable_that_changes_the_engine_is_noticed(name: str, refused: bool) -> None:
     done = resume("--rounds", "2", **{name: "X"})
     assert (done.exit_code == 2) is refused, done.output
-    assert (f"the environment variable {name} = not set, here it is 'X'" in done.stderr) is refused
+    assert (f"the environment variable {name} not set, here it is 'X'" in done.stderr) is refused
 
 
 def test_what_an_earlier_version_did_not_store_is_not_known_to_differ() -> None:
     now = {"model": "m", "baseline": {"seed": 1}, "environment": {"variables": {"VLLM_X": "1"}}}
     assert first_difference({"model": "m"}, now) is None
-    assert first_difference({"model": "m", "baseline": {}}, now) == ("the baseline's seed", "not set", "1")
-    assert first_difference({"model": "n"}, now) == ("model", "'n'", "'m'")
-    assert first_difference({"baseline": {"seed": None}}, {"baseline": {}}) == ("the baseline's seed", "None", "not set")
+    assert first_difference({"model": "m", "baseline": {}}, now) == "baseline:seed"
+    assert first_difference({"model": "n"}, now) == "model"
+    assert first_difference({"baseline": {"seed": None}}, {"baseline": {}}) == "baseline:seed"
 
 
 @pytest.mark.parametrize("words", [(), pytest.param(("--trials", "8", "--rounds", "2"), marks=pytest.mark.slow)])
@@ -137,9 +140,6 @@ def test_what_an_earlier_version_did_not_store_is_not_known_to_differ() -> None:
 def test_a_study_of_format_1_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
     shutil.copy(ASSETS / "studies-format-1.db", tmp_path / "studies.db")
     monkeypatch.chdir(tmp_path)
-    study = optuna.load_study(storage=URL, study_name=NAME)
-    digest = resume().stderr.split("here it is '")[1][:12]  # the space has other values today than when that format was new
-    study.set_user_attr("setup", {**study.user_attrs["setup"], "space_digest": digest})
     before = len(stored().trials)
     done = resume(*words)
     assert done.exit_code == 0, done.output

@@ -141,6 +141,9 @@ def test_an_older_study_that_lost_a_secret_is_neither_resumed_nor_exported_as_th
         database.execute(f"update {table} set value_json = replace(value_json, ?, ?)", (ENDPOINT, placeholder))
     database.commit()
     database.close()
+    shown = " ".join(run("show").split())
+    assert "--otlp-traces-endpoint: a secret was removed here" in shown
+    assert "put it back before you use one" in shown
     for words in (["resume", "--trials", "3"], *(["export", "--format", form] for form in ("shell", "yaml", "json"))):
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 2, words

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent / "engine"))
 from simulation import closed
 
 from vopt.objectives.metrics import Metrics, compute_metrics
-from vopt.optimizer.engine.simulated import NO_NOISE, SimulatedSession
+from vopt.optimizer.engine.simulated import Noise, SimulatedSession
 from vopt.optimizer.options import SearchOptions
 from vopt.optimizer.prepare import Load, find_load
 from vopt.optimizer.space_of import find_space
@@ -62,7 +62,7 @@ def measured(subject: Subject, load: Load, arguments: Mapping[str, Any], concurr
     assert subject.shape is not None
     assert subject.machine.hardware is not None
     spec = TrialSpec("trial-0", subject.model.name, EngineConfig(arguments), Path("unused"), "python")
-    session = SimulatedSession(spec, subject.shape, subject.machine.hardware, noise=NO_NOISE)
+    session = SimulatedSession(spec, subject.shape, subject.machine.hardware, noise=Noise(0.0, 0.0))
     session.start(lambda phase, words: None)
     return compute_metrics(session.load(load.requests.source, closed(concurrency, 20.0), lambda tick: True), resamples=2)
 

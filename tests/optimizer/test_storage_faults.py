@@ -188,30 +188,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("name", "was"),
-    [
-        ("space_digest", "0123456789ab"),
-        ("workload_digest", "0123456789ab"),
-        ("vllm_version", "0.20.0"),
-        ("gpus", ["NVIDIA A100 (simulated)"]),
-        ("model_revision", "f" * 40),
-    ],
-)
-@pytest.mark.fault("changed options on resume")
-def test_what_would_not_compare_is_refused_with_both_ways_on(finished: Path, tmp_path: Path, name: str, was: Any) -> None:
-    shutil.copytree(finished, tmp_path / "copy")
-    url = f"sqlite:///{tmp_path}/copy/studies.db"
-    study = optuna.load_study(storage=url, study_name="qwen3-8b-throughput-1")
-    study.set_user_attr("setup", {**study.user_attrs["setup"], name: was})
-    refused = vopt("resume", "--storage", url, "--trials", "4", "--quiet")
-    assert refused.exit_code == 2, refused.output
-    assert f"{name} = {was!r}" in refused.stderr
-    assert "--seed-from qwen3-8b-throughput-1" in refused.stderr
-    assert f"resume this one where {name} is as it was" in refused.stderr
-    assert len(read_study(url).trials) == 2
-
-
 def test_more_trials_may_be_asked_for(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "copy")
     url = f"sqlite:///{tmp_path}/copy/studies.db"

@@ -126,6 +126,7 @@ def _interrupted(*_: object) -> None:
 
 
 def test_only_lines_that_name_a_study_are_given_its_storage() -> None:
+    assert with_storage(line := f"vopt resume m-1 --trials 3 --storage {ELSEWHERE}", ELSEWHERE) == line, "it says so already"
     for same in ("vopt resume", "vopt resume --trials 3", "vopt clean", "vopt search … --seed-from m-1", "see vopt doctor"):
         assert with_storage(same, ELSEWHERE) == same
     assert with_storage("vopt resume m-1", "sqlite:///studies.db") == "vopt resume m-1"

@@ -10,7 +10,7 @@ from vopt.search_spaces.arguments import stored_arguments, stored_versions
 from vopt.search_spaces.build import Subject, build_space
 from vopt.search_spaces.choices import Choices, parse_choices, split_settings
 from vopt.search_spaces.defaults import Gpu
-from vopt.search_spaces.evidence import BaselineFacts, WorkloadFacts, after_baseline
+from vopt.search_spaces.evidence import BaselineFacts, WorkloadFacts, pressures, surplus
 from vopt.search_spaces.learned import Learned
 from vopt.search_spaces.model import known_model
 from vopt.search_spaces.parse import SpaceFileError, base_declarations, parse_space
@@ -177,13 +177,14 @@ def test_front_end_settings_are_taken_apart() -> None:
 def test_counters_reopen_and_close() -> None:
     space = build_space(subject(NINE))
     assert "gpu_memory_utilization" not in space
-    full = after_baseline(space, BaselineFacts(kv_peak=0.93, queued=0.4, filled=0.5))
+    busy = BaselineFacts(kv_peak=0.93, queued=0.4, filled=0.5)
+    full = space.reopen("gpu_memory_utilization", pressures(busy, space)["kv_pressure"])
     assert full["gpu_memory_utilization"].bounds[-1].text == "reopened: the KV cache was 93% full"
-    assert full["max_num_seqs"].values == space["max_num_seqs"].values
-    idle = after_baseline(space, BaselineFacts(kv_peak=0.1, queued=0.0, filled=0.0))
-    assert idle["max_num_seqs"].values == (256, 512, 1024)
-    assert idle["max_num_batched_tokens"].values == (4096, 8192)
-    assert "never queued" in idle["max_num_seqs"].bounds[-1].text
+    assert not surplus(space, busy)
+    idle = BaselineFacts(kv_peak=0.1, queued=0.0, filled=0.0)
+    assert not pressures(idle, space)
+    assert surplus(space, idle).keys() == {"max_num_seqs", "max_num_batched_tokens"}
+    assert "never queued" in surplus(space, idle)["max_num_seqs"].text
 
 
 def test_an_unknown_shape_leaves_model_knobs_out_and_goes_on() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from vopt.search_spaces.model import (
     known_model,
     known_models,
     shape_from_config,
-    shape_from_text,
 )
 from vopt.search_spaces.shape import LayerKind
 
@@ -183,13 +181,6 @@ def test_what_cannot_be_derived_is_named(change: dict[str, Any], missing: str) -
     with pytest.raises(ShapeError, match="cannot derive") as caught:
         shape_from_config({**base, **change})
     assert caught.value.missing == missing
-
-
-@pytest.mark.parametrize("text", ["", '{"model_type": "qwen3", "hidden_si', "[1, 2]", "null"])
-def test_text_that_is_no_config_is_an_error_with_words(text: str) -> None:
-    with pytest.raises(ShapeError, match=r"config\.json"):
-        shape_from_text(text)
-    assert shape_from_text(json.dumps(known_config("Qwen/Qwen3-8B")), "x").layers == 36
 
 
 FIELDS = (

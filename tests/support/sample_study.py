@@ -270,7 +270,13 @@ def _setup(**changes: Any) -> dict[str, Any]:
             "torch": "2.11.0+cu130",
             "driver": "580.95.05",
             "gpus": ["NVIDIA H200"],
-            "variables": {"VLLM_USE_DEEP_GEMM": "1", "VLLM_CACHE_ROOT": "/data/it's $HOME\ncache"},
+            "variables": {
+                "VLLM_USE_DEEP_GEMM": "1",
+                "VLLM_CACHE_ROOT": "/of/this/machine",
+                "VLLM_HOST_IP": "10.0.0.7",
+                "LMCACHE_NOTE": "it's $HOME\nand more",
+            },
+            "variables_of_command": ["LMCACHE_NOTE"],
         },
         "baseline_argv": list(argv_of({})),
     }

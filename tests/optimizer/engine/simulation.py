@@ -10,7 +10,7 @@ from typing import Any
 
 from vopt.objectives.records import LoadResult
 from vopt.optimizer.engine.hardware import hardware
-from vopt.optimizer.engine.simulated import NO_NOISE, Noise, SimulatedCaches, SimulatedSession
+from vopt.optimizer.engine.simulated import Noise, SimulatedCaches, SimulatedSession
 from vopt.optimizer.load.plan import Arrivals, LoadPlan
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.trial import EngineConfig, TrialSpec
@@ -19,6 +19,8 @@ from vopt.search_spaces.model import ModelShape, known_model
 HYBRID, MOE, DENSE = "Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-35B-A3B-FP8", "Qwen/Qwen3-8B"
 MEASURED = {"max_model_len": 32768, "enable_prefix_caching": False, "load_format": "dummy"}
 MEASURED_HYBRID = {**MEASURED, "language_model_only": True}
+
+NO_NOISE = Noise(0.0, 0.0)
 
 
 def model(name: str) -> ModelShape:

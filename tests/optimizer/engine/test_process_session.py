@@ -66,10 +66,11 @@ def trial(tmp_path: Path, bare_python: str) -> Iterator[Trial]:
         sessions.append(ProcessSession(spec, spares))
         return sessions[-1]
 
+    before = {entry.identity for entry in descendants(os.getpid())}  # multiprocessing's own, where another test needed it
     yield make
     for session in sessions:
         session.close()
-    assert descendants(os.getpid()) == (), "a trial left a process behind"
+    assert {entry.identity for entry in descendants(os.getpid())} <= before, "a trial left a process behind"
 
 
 def no_phase(phase: Phase, words: str) -> None: ...

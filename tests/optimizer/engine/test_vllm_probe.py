@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from asked import read_arguments
 from support.sessions import eventually
 
 from vopt.optimizer import launch as launching
-from vopt.optimizer.engine.arguments import VllmProbe, read_arguments
+from vopt.optimizer.engine.arguments import VllmProbe
 from vopt.optimizer.engine.kin import Identity, alive, identity
 from vopt.optimizer.environment import ModelFiles
 from vopt.optimizer.errors import EnvironmentLacks, UsageError

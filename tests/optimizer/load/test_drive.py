@@ -1,63 +1,27 @@
+"""The load of an engine: the closed loop and its window, what is told on the way, and the rules of a plan."""
+
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
+from counted import tokens_in
+from driven import CLOSED, POISSON, SHORT, assert_accounted, keep, kinds, load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_engine import QueueEngine
 from support.imports import foreign_imports
 
-from vopt.objectives.records import CounterSample, LoadResult, LoadStatus, RequestFailureKind, RequestRecord
-from vopt.objectives.steadiness import tokens_in
-from vopt.optimizer.engine.base import Engine, OnTick
+from vopt.objectives.records import CounterSample, LoadResult, LoadStatus
+from vopt.optimizer.engine.base import Engine
 from vopt.optimizer.load.drive import drive
 from vopt.optimizer.load.lengths import shuffled_blocks
 from vopt.optimizer.load.plan import Arrivals, LoadPlan, Request, Tick
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.load.virtual_time import run_virtual
 from vopt.optimizer.load.workload import CHAT
-
-SHORT = RequestSource(lengths=((100, 50), (40, 20), (300, 120), (10, 8)))
-CLOSED = LoadPlan(Arrivals.CLOSED, window_s=30, concurrency=8, min_requests=10)
-POISSON = LoadPlan(Arrivals.POISSON, window_s=60, rate=4, min_requests=10)
-
-
-def load(engine: QueueEngine, plan: LoadPlan, source: RequestSource = SHORT, on_tick: OnTick | None = None) -> LoadResult:
-    async def run() -> LoadResult:
-        result = await drive(engine, source, plan, on_tick)
-        await asyncio.sleep(0)
-        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task() and not engine.ignores_cancel]
-        assert not left, f"tasks outlived the load: {left}"
-        return result
-
-    return run_virtual(run())
-
-
-def keep(ticks: list[Tick]) -> OnTick:
-    def on_tick(tick: Tick) -> bool:
-        ticks.append(tick)
-        return True
-
-    return on_tick
-
-
-def kinds(result: LoadResult) -> Counter[str]:
-    return Counter(r.failure.kind.value if r.failure else "censored" if r.censored else "ok" for r in result.records)
-
-
-def assert_accounted(engine: QueueEngine, result: LoadResult) -> None:
-    """Each request that reached the engine has exactly one record, and each record is one thing only."""
-    assert Counter(record.index for record in result.records) == Counter(engine.sent)
-    for record in result.records:
-        assert [record.succeeded, record.failure is not None, record.censored].count(True) == 1
-        assert record.scheduled_s <= record.sent_s <= record.ended_s
-        assert record.output_tokens == sum(record.chunk_tokens)
-
 
 # Closed loop
 
@@ -173,150 +137,6 @@ def test_a_cap_below_the_warm_up_reports_the_whole_run_as_unsteady() -> None:
     assert (result.window.opened_s, result.window.closed_s) == (0, max(record.ended_s for record in result.records))
 
 
-# Failures
-
-
-def test_a_dead_engine_ends_the_load_at_once() -> None:
-    engine = QueueEngine(slots=8, dies_at=100)
-    result = load(engine, replace(CLOSED, min_requests=400))
-    assert result.status is LoadStatus.ENGINE_DIED
-    assert "illegal memory access" in result.detail
-    assert kinds(result)["engine_died"] == 8
-    assert result.not_sent == 400 - len(result.records)
-    assert_accounted(engine, result)
-
-
-def test_an_engine_that_dies_with_nothing_in_flight_is_noticed_at_the_next_tick() -> None:
-    engine = QueueEngine()
-
-    def kill(tick: Tick) -> bool:
-        if tick.at_s > 10:
-            engine.dead = "killed"
-        return True
-
-    result = load(engine, replace(POISSON, rate=0.01, warmup_s=0), on_tick=kill)
-    assert result.status is LoadStatus.ENGINE_DIED
-    assert result.detail == "killed"
-
-
-def test_an_engine_that_is_dead_before_the_load_receives_nothing() -> None:
-    engine = QueueEngine(dead="gone")
-    result = load(engine, CLOSED)
-    assert result.status is LoadStatus.ENGINE_DIED
-    assert result.records == ()
-    assert result.not_sent == 10
-
-
-@pytest.mark.parametrize("ignores_idle", [False, True])
-def test_an_engine_that_says_nothing_any_more_is_hung(ignores_idle: bool) -> None:
-    engine = QueueEngine(slots=8, hangs=frozenset(range(100, 10_000)), ignores_idle=ignores_idle)
-    result = load(engine, replace(CLOSED, window_s=600, idle_timeout_s=30))
-    assert result.status is LoadStatus.ENGINE_DIED
-    assert "hung" in result.flags
-    assert max(record.ended_s for record in result.records) < 60
-    assert_accounted(engine, result)
-
-
-def test_single_requests_without_a_token_time_out_and_the_load_goes_on() -> None:
-    engine = QueueEngine(slots=10, hangs=frozenset({30, 31}), ignores_idle=True)
-    result = load(engine, replace(CLOSED, idle_timeout_s=5))
-    assert kinds(result)["timeout_idle"] == 2
-    assert result.status is LoadStatus.COMPLETE
-    assert_accounted(engine, result)
-
-
-def test_the_total_timeout_gives_up_slow_requests() -> None:
-    result = load(QueueEngine(slots=8), replace(CLOSED, total_timeout_s=1.5))
-    failed = [record for record in result.records if record.failure]
-    assert {record.failure.kind for record in failed if record.failure} == {RequestFailureKind.TIMEOUT_TOTAL}
-    assert {record.requested_output_tokens for record in failed} == {120}
-
-
-def test_equal_errors_at_the_start_stop_the_load() -> None:
-    engine = QueueEngine(errors={k: f"request {k} has too many tokens" for k in range(1000)})
-    result = load(engine, replace(CLOSED, repeated_errors=20))
-    assert result.status is LoadStatus.REPEATED_ERRORS
-    assert result.detail.startswith("20 equal errors at the start: stream_error: request ")
-    assert len(result.records) == 20
-    assert_accounted(engine, result)
-
-
-def test_different_errors_do_not_count_as_equal() -> None:
-    engine = QueueEngine(errors={k: "odd" if k % 2 else "even" for k in range(60)})
-    result = load(engine, CLOSED)
-    assert result.status is not LoadStatus.REPEATED_ERRORS
-    assert kinds(result)["stream_error"] == 60
-    assert kinds(result)["ok"] > 100
-
-
-def test_an_engine_that_refuses_at_once_is_not_hammered() -> None:
-    engine = QueueEngine(errors={k: "odd" if k % 2 else "even" for k in range(50, 100_000)})
-    load(engine, replace(CLOSED, max_doublings=0))
-    assert engine.runs < 50 + 8 * 60
-
-
-def test_errors_that_never_end_stop_the_load_later_too() -> None:
-    engine = QueueEngine(errors=dict.fromkeys(range(100, 100000), "full"))
-    result = load(engine, replace(CLOSED, repeated_errors=10))
-    assert result.status is LoadStatus.REPEATED_ERRORS
-    assert "100 equal errors in a row, after 100 successes" in result.detail
-
-
-def test_the_deadline_ends_everything() -> None:
-    engine = QueueEngine(slots=8, step_s=50)
-    result = load(engine, replace(CLOSED, deadline_s=40))
-    assert result.status is LoadStatus.DEADLINE
-    assert result.window is None
-    assert all(record.censored and record.ended_s <= 40 for record in result.records)
-
-
-def test_an_engine_that_ignores_cancelling_cannot_hold_the_load() -> None:
-    engine = QueueEngine(slots=8, ignores_cancel=True)
-    result = load(engine, CLOSED)
-    assert_accounted(engine, result)
-    assert kinds(result)["censored"] == 8
-
-
-def test_an_exception_of_the_engine_is_a_defect_and_comes_out() -> None:
-    class Broken(QueueEngine):
-        async def run(self, request: Request, *, origin_s: float, scheduled_s: float, idle_timeout_s: float) -> RequestRecord:
-            if request.index == 30:
-                raise KeyError("defect")
-            return await super().run(request, origin_s=origin_s, scheduled_s=scheduled_s, idle_timeout_s=idle_timeout_s)
-
-    with pytest.raises(KeyError, match="defect"):
-        load(Broken(), CLOSED)
-
-
-def test_a_cancelled_load_leaves_no_request_behind() -> None:
-    engine = QueueEngine(slots=8)
-
-    async def cancel() -> int:
-        task = asyncio.create_task(drive(engine, SHORT, CLOSED))
-        await asyncio.sleep(10)
-        in_flight = 8
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await asyncio.sleep(1)
-        assert len(asyncio.all_tasks()) == 1
-        return in_flight
-
-    assert len(engine.aborted) == 0
-    assert run_virtual(cancel()) == len(engine.aborted)
-
-
-def test_counters_that_hang_cost_samples_only() -> None:
-    class Silent(QueueEngine):
-        async def counters(self, *, origin_s: float) -> CounterSample:
-            await asyncio.sleep(1000)
-            return await super().counters(origin_s=origin_s)
-
-    result = load(Silent(slots=8), CLOSED)
-    assert result.status is LoadStatus.COMPLETE
-    assert result.samples == ()
-
-
 def test_the_listener_can_stop_the_load() -> None:
     result = load(QueueEngine(slots=8), CLOSED, on_tick=lambda tick: tick.at_s < 20)
     assert result.status is LoadStatus.STOPPED_EARLY
@@ -331,86 +151,6 @@ def test_ticks_count_the_tokens_of_the_window_as_the_metrics_do() -> None:
     assert last.window_open_s is not None
     end_s = last.window_open_s + last.window_s
     assert last.window_tokens == pytest.approx(tokens_in(result.records, last.window_open_s, end_s + 1e-9), rel=1e-6)
-
-
-# Open loop
-
-
-def test_poisson_arrivals_are_sent_at_their_times_and_are_the_same_for_every_engine() -> None:
-    slow, fast = load(QueueEngine(slots=8), POISSON), load(QueueEngine(slots=64, step_s=0.001), POISSON)
-    assert slow.status is fast.status is LoadStatus.COMPLETE
-    times = {record.index: record.scheduled_s for record in slow.records}
-    assert all(times.get(record.index, record.scheduled_s) == record.scheduled_s for record in fast.records)
-    assert all(record.sent_s == pytest.approx(record.scheduled_s) for record in slow.records)
-    assert slow.client.requested_rate == pytest.approx(4, rel=0.2)
-    assert slow.client.achieved_rate == pytest.approx(slow.client.requested_rate)
-    assert not slow.client.limited
-    assert load(QueueEngine(), replace(POISSON, seed=1)).records[0].scheduled_s != slow.records[0].scheduled_s
-
-
-def test_what_was_due_in_the_window_is_measured_to_its_end() -> None:
-    """Censoring at the close would leave out the longest answers and flatter the mean."""
-    result = load(QueueEngine(slots=64, step_s=0.5), replace(POISSON, window_s=20))
-    assert result.window is not None
-    due = [record for record in result.records if result.window.opened_s <= record.scheduled_s < result.window.closed_s]
-    assert due
-    assert all(record.succeeded for record in due)
-    assert any(record.scheduled_s > result.window.closed_s for record in result.records), "the load was kept up meanwhile"
-
-
-def test_a_rate_above_what_the_engine_can_do_is_overloaded() -> None:
-    engine = QueueEngine(slots=8)
-    result = load(engine, replace(POISSON, rate=12))
-    assert result.status is LoadStatus.OVERLOADED
-    assert "rise" in result.detail
-    assert_accounted(engine, result)
-
-
-def test_constant_arrivals_are_even() -> None:
-    result = load(QueueEngine(slots=64), replace(POISSON, arrivals=Arrivals.CONSTANT, rate=5, max_requests=50))
-    assert sorted(record.scheduled_s for record in result.records) == pytest.approx([number / 5 for number in range(50)])
-    assert kinds(result) == {"ok": 50}
-
-
-def test_a_replay_sends_at_the_recorded_times_and_ends_with_the_recording() -> None:
-    times = tuple(0.5 * number for number in range(40))
-    source = replace(SHORT, scheduled_s=times)
-    result = load(QueueEngine(slots=64), replace(POISSON, arrivals=Arrivals.REPLAY, rate=None, warmup_s=2), source)
-    assert sorted(record.scheduled_s for record in result.records) == pytest.approx(list(times))
-    assert kinds(result) == {"ok": 40}
-    assert result.window is not None
-    assert result.window.closed_s == pytest.approx(19.5, abs=0.1)
-
-
-def test_a_death_in_an_open_loop_counts_what_was_due_until_the_windows_end() -> None:
-    engine = QueueEngine(slots=64, dies_at=50)
-    plan = replace(POISSON, arrivals=Arrivals.CONSTANT, rate=4)
-    result = load(engine, plan)
-    assert result.status is LoadStatus.ENGINE_DIED
-    assert len(result.records) + result.not_sent == pytest.approx(4 * 65, abs=5)
-
-
-# Sessions
-
-
-def test_the_turns_of_a_session_follow_each_other_after_a_think_time() -> None:
-    source = RequestSource(lengths=((50, 20), (120, 20), (190, 20)), turns=(3,), think_s=(2.0,))
-    engine = QueueEngine(slots=8)
-    result = load(engine, replace(CLOSED, concurrency=4, max_requests=60), source)
-    by_session: dict[str, list[RequestRecord]] = {}
-    for record in sorted(result.records, key=lambda record: record.index):
-        by_session.setdefault(record.session or "", []).append(record)
-    assert len(by_session) >= 20
-    for turns in by_session.values():
-        for earlier, later in pairwise(turns):
-            assert later.sent_s == pytest.approx(earlier.ended_s + 2.0)
-            assert later.scheduled_s == pytest.approx(earlier.ended_s + 2.0)
-
-
-def test_a_session_ends_when_a_turn_fails() -> None:
-    source = RequestSource(lengths=((50, 20), (120, 20), (190, 20)), turns=(3,))
-    result = load(QueueEngine(errors={0: "no"}), replace(CLOSED, concurrency=1, max_requests=10), source)
-    assert [record.session for record in result.records].count("s0") == 1
 
 
 # The client itself

@@ -11,13 +11,13 @@ from itertools import islice, pairwise
 from typing import Any
 
 import pytest
+from counted import tokens_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_engine import QueueEngine
 from support.fault_server import FaultServer, Script, good, serving, status
 
 from vopt.objectives.records import CAPPED, LoadResult, LoadStatus, LoadWindow, RequestRecord
-from vopt.objectives.steadiness import tokens_in
 from vopt.optimizer.load.arrivals import arrival_times
 from vopt.optimizer.load.drive import drive
 from vopt.optimizer.load.lockstep import Begin, Conductor, LedWindow, Order, Prepared, Told
@@ -254,6 +254,8 @@ def test_a_cap_before_any_window() -> None:
 def test_an_open_loop_is_judged_on_all_records(slots: int, status: LoadStatus) -> None:
     plan = replace(LONG, arrivals=Arrivals.POISSON, concurrency=None, rate=12.0, window_s=60.0)
     load, loads = crowd(plan, [QueueEngine(slots=slots, step_s=0.3) for _ in range(3)])
+    assert load.window is not None
+    assert load.window.opened_s == plan.warmup_s, "the same requests are due in it, whatever moments clients looked at"
     assert load.status is status, load.detail
     assert load.rate == 12.0
     assert {own.window for own in loads} == {load.window}

@@ -8,6 +8,7 @@ from dataclasses import replace
 import golden
 import pytest
 import sample_study
+from drawn import render
 
 from vopt.optimizer.events import LoadTicked, Note, StageBegan, TrialBegan, TrialEnded
 from vopt.optimizer.history import Stage, TrialRequest
@@ -18,7 +19,6 @@ from vopt.optimizer.report.console import (
     ProgressDisplay,
     display_mode,
     progress_panel,
-    render,
     rich_block,
     write_blocks,
 )

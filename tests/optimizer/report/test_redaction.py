@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,6 +68,55 @@ def renderings(made: StudyRecord, secrets: tuple[str, ...]) -> Iterator[tuple[st
         yield "progress", str(progress.plain_line(event, float(at)))
         yield "progress", str(progress.facts(float(at)))
     yield "table", plain_text([progress.table()])
+
+
+def in_fixed(made: StudyRecord) -> StudyRecord:
+    return replace(made, setup={**made.setup, "fixed": {"kv_transfer_config.extra": {"password": "[removed]"}}})
+
+
+def in_the_command(made: StudyRecord) -> StudyRecord:
+    return replace(made, setup={**made.setup, "front_end": ["--otlp-traces-endpoint", "https://[removed]@h"]})
+
+
+def in_the_answer(made: StudyRecord) -> StudyRecord:
+    assert made.recommendation is not None
+    argv = (*sample_study.argv_of({}), "--api-key", "abcdefgh")
+    return replace(made, recommendation=replace(made.recommendation, argv=argv))
+
+
+def in_a_start(made: StudyRecord) -> StudyRecord:
+    first, *others = made.trials
+    return replace(made, trials=(replace(first, config=EngineConfig({"env:X_PASS": "[removed]"})), *others))
+
+
+def in_the_environment(made: StudyRecord) -> StudyRecord:
+    environment = {**made.setup["environment"], "variables": {"VLLM_REMOTE": "redis://:[removed]@h"}}
+    return replace(made, setup={**made.setup, "environment": environment})
+
+
+@pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        (in_fixed, "--kv-transfer-config: a secret was removed here"),
+        (in_the_command, "--otlp-traces-endpoint: a secret was removed here"),
+        (in_the_answer, "--api-key: a secret was removed here"),
+        (in_a_start, "X_PASS: a secret was removed here"),
+        (in_the_environment, "VLLM_REMOTE: set in the measurement, a secret, and not stored: the command needs it again"),
+    ],
+)
+def test_what_was_taken_out_of_a_study_is_named_wherever_it_is_shown(
+    lost: Callable[[StudyRecord], StudyRecord], said: str, answered: bool
+) -> None:
+    made = lost(sample_study.study())
+    if not answered and lost is not in_the_answer:
+        made = replace(made, recommendation=None)
+    view = StudyView.of(made)
+    shown = plain_text(show.study_blocks(view), width=1000)
+    assert said in shown
+    assert said in page(made)
+    assert any(said in note for note in document.answer_document(view)["notes"])
+    assert not StudyView.of(sample_study.study()).removed
 
 
 def test_no_rendering_shows_a_secret(tmp_path: Path) -> None:

@@ -130,11 +130,11 @@ def test_environment_variables_that_mattered_are_exported_and_only_those(stub: P
     }
     made = replace(made, recommendation=answer, setup={**made.setup, "options": options, "environment": environment})
     _, variables = received(export(made, "shell"), stub)
-    assert variables["VLLM_CACHE_ROOT"] == "/data/it's $HOME\ncache"
+    assert variables["LMCACHE_NOTE"] == "it's $HOME\nand more"
     assert variables["VLLM_ATTENTION_BACKEND"] == "FLASHINFER"
     assert variables["OMP_NUM_THREADS"] == "7"
     assert variables["LMCACHE_CHUNK"] == "7"
-    assert not {"CUDA_VISIBLE_DEVICES", "VLLM_PORT", "VLLM_API_KEY"} & variables.keys()
+    assert not {"CUDA_VISIBLE_DEVICES", "VLLM_PORT", "VLLM_API_KEY", "VLLM_CACHE_ROOT", "VLLM_HOST_IP"} & variables.keys()
 
 
 def test_it_listens_on_loopback_unless_the_user_said_where(stub: Path) -> None:

@@ -3,11 +3,12 @@ from __future__ import annotations
 import golden
 import pytest
 import sample_study
+from drawn import render
 
 from vopt.optimizer.recommend import Importance
 from vopt.optimizer.report import notes
 from vopt.optimizer.report.blocks import plain_text
-from vopt.optimizer.report.console import render, rich_block
+from vopt.optimizer.report.console import rich_block
 from vopt.optimizer.report.show import answer_blocks, list_blocks, study_blocks
 from vopt.optimizer.report.view import StudyView
 
