@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.metadata import PackageNotFoundError, version
@@ -41,7 +41,6 @@ from vopt.optimizer.way_on import USUAL, with_storage
 if TYPE_CHECKING:  # the command line imports nothing heavy before it knows what to do
     from vopt.optimizer.history import StudyRecord
     from vopt.optimizer.recommend import Importance
-    from vopt.optimizer.report.console import ProgressDisplay
     from vopt.optimizer.report.view import StudyView
 
 _AS_COMMAND: ContextVar[bool] = ContextVar("as_command", default=False)
@@ -152,10 +151,13 @@ def search(options: SearchOptions) -> int | None:
         from vopt.optimizer.launch import dry_run, launch
         from vopt.optimizer.notify import notified
         from vopt.optimizer.prepare import find_goal
+        from vopt.optimizer.report.shown_progress import shown_progress
 
     goal = find_goal(options)
     objectives = [one.metric for one in goal.objectives]
-    progress = _progress(goal.metric, goal.direction == "maximize", options.simulate is not None, options.quiet, objectives)
+    progress = shown_progress(
+        goal.metric, goal.direction == "maximize", options.simulate is not None, options.quiet, objectives
+    )
     if options.dry_run:
         with progress as listener:
             text = dry_run(options, listener)
@@ -173,12 +175,13 @@ def resume(options: ResumeOptions) -> int | None:
     with one_thread():
         from vopt.optimizer.launch import relaunch
     from vopt.optimizer.notify import notified
+    from vopt.optimizer.report.shown_progress import shown_progress
     from vopt.optimizer.report.view import StudyView
     from vopt.optimizer.study import read_study
 
     view = StudyView.of(read_study(options.storage, options.study, data_dir=options.data_dir))
     objectives = [str(one["metric"]) for one in view.goal.get("objectives", ())]
-    progress = _progress(view.metric, view.maximize, view.simulated, options.quiet, objectives)
+    progress = shown_progress(view.metric, view.maximize, view.simulated, options.quiet, objectives)
     with notified(options.notify, _told) as begun, progress as listener:
         begun.name(view.name)
         study = relaunch(options, listener)
@@ -188,21 +191,6 @@ def resume(options: ResumeOptions) -> int | None:
 
 def _told(text: str) -> None:
     print(f"vopt: {text}", file=sys.stderr)
-
-
-def _progress(metric: str, maximize: bool, simulated: bool, quiet: bool, objectives: Sequence[str] = ()) -> ProgressDisplay:
-    """Progress on stderr, as the terminal allows."""
-    from vopt.optimizer.gpus import memory_in_use
-    from vopt.optimizer.report.console import ProgressDisplay, display_mode
-    from vopt.optimizer.report.live import MemoryUse, Progress
-    from vopt.optimizer.report.redaction import known_secrets
-
-    def memory() -> MemoryUse | None:
-        used = memory_in_use()
-        return MemoryUse(*used) if used else None
-
-    progress = Progress(metric, maximize, simulated, known_secrets(os.environ), objectives)
-    return ProgressDisplay(progress, sys.stderr, display_mode(sys.stderr, quiet=quiet), memory=None if simulated else memory)
 
 
 def _answer(study: StudyRecord, as_json: bool) -> int | None:
@@ -234,8 +222,9 @@ def bench(options: BenchOptions) -> int | None:
     """Measure one configuration, a running server, or a study's recommendation again."""
     from vopt.optimizer.bench_run import bench as run_bench
     from vopt.optimizer.bench_study import metric_of
+    from vopt.optimizer.report.shown_progress import shown_progress
 
-    with _progress(*metric_of(options), options.simulate is not None, options.json) as listener:
+    with shown_progress(*metric_of(options), options.simulate is not None, options.json) as listener:
         outcome = run_bench(options, listener)
     if options.json:
         _print_json(outcome.document)
