@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from vopt.optimizer.errors import EnvironmentLacks
 from vopt.optimizer.trial import StartClass
 
 BYTES_PER_COMPILE_KEY = 100_000_000
@@ -28,9 +29,14 @@ READY_S = 14_400
 
 
 def cache_root() -> Path:
-    """The root of all of vopt's caches: ``$XDG_CACHE_HOME/vopt``."""
+    """The root of all of vopt's caches: ``$XDG_CACHE_HOME/vopt``. Raises ``EnvironmentLacks`` for a user without a home."""
     root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "vopt"
+    try:
+        return (Path(root) if root else Path.home() / ".cache") / "vopt"
+    except RuntimeError as error:  # a container's user that no passwd file knows
+        raise EnvironmentLacks(
+            "there is no place for caches: this user has no home directory", hint="export XDG_CACHE_HOME=/a/directory/with/room"
+        ) from error
 
 
 def engine_cache(root: Path, gpu: str, vllm_version: str) -> Path:

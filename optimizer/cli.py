@@ -6,8 +6,9 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vopt.optimizer import streams
-from vopt.optimizer.errors import GateFailed, NothingFeasible, VoptError
+from vopt.optimizer.errors import GateFailed, Interrupted, NothingFeasible, VoptError
 from vopt.optimizer.faults import ending
 from vopt.optimizer.interruption import close_ears, listen
 from vopt.optimizer.one_thread import one_thread
@@ -34,12 +35,16 @@ from vopt.optimizer.options import (
     WorkloadOptions,
     command,
 )
+from vopt.optimizer.secrecy import clean_text, known_secrets
+from vopt.optimizer.way_on import USUAL, with_storage
 
 if TYPE_CHECKING:  # the command line imports nothing heavy before it knows what to do
     from vopt.optimizer.history import StudyRecord
     from vopt.optimizer.recommend import Importance
-    from vopt.optimizer.report.console import ProgressDisplay
     from vopt.optimizer.report.view import StudyView
+
+_AS_COMMAND: ContextVar[bool] = ContextVar("as_command", default=False)
+"""Whether this process is the command: then no signal has anything to say once the exit code is decided."""
 
 app = typer.Typer(name="vopt", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -49,6 +54,7 @@ def main() -> None:
     os.umask(0o077)  # logs and records are the user's alone
     streams.secure()
     listen()
+    _AS_COMMAND.set(True)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries, to their callers: nothing that a user can do anything about
     try:
@@ -59,6 +65,7 @@ def main() -> None:
     except streams.ReaderGone as gone:
         sys.exit(gone.exit_code)
     except VoptError as error:
+        close_ears()
         _say(error)
         sys.exit(error.exit_code)
     finally:
@@ -93,8 +100,9 @@ def _verb(name: str, options: type[Any]) -> Callable[[Callable[[Any], int | None
 
     def register(body: Callable[[Any], int | None]) -> Callable[[Any], int | None]:
         def run(typed: Any) -> None:
-            with _reported():
+            with _reported(getattr(typed, "storage", USUAL)):
                 code = body(typed)
+            _decided()
             raise typer.Exit(code or 0)
 
         run.__name__, run.__doc__ = body.__name__, body.__doc__
@@ -105,25 +113,31 @@ def _verb(name: str, options: type[Any]) -> Callable[[Callable[[Any], int | None
 
 
 @contextmanager
-def _reported() -> Iterator[None]:
+def _reported(storage: str) -> Iterator[None]:
     """Turns an error into one paragraph on stderr and its exit code; one that nobody expected too."""
     try:
         yield
     except (typer.Exit, streams.ReaderGone):
         raise
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # a traceback tells a user nothing; it is kept in a file
-        _say(end := ending(error))
+        _decided()
+        _say(end := ending(error), storage)
         raise typer.Exit(end.exit_code) from None
 
 
-def _say(error: VoptError) -> None:
-    """What was typed wrongly is named, but no secret in it: stderr ends in logs."""
-    from vopt.optimizer.report.redaction import clean_text, known_secrets
+def _decided() -> None:
+    """A second Ctrl-C now would cut off what is said of the first, and replace the exit code."""
+    if _AS_COMMAND.get():
+        close_ears()
 
+
+def _say(error: VoptError, storage: str = USUAL) -> None:
+    """What was typed wrongly is named, but no secret in it: stderr ends in logs. Imports nothing: an interruption may have cut
+    off any import."""
     secrets = known_secrets(os.environ)
-    print(f"vopt: {clean_text(error.message, secrets)}", file=sys.stderr)
+    print(f"vopt: {clean_text(with_storage(error.message, storage), secrets)}", file=sys.stderr)
     if error.hint:
-        print(f"  try: {clean_text(error.hint, secrets)}", file=sys.stderr)
+        print(f"  try: {clean_text(with_storage(error.hint, storage), secrets)}", file=sys.stderr)
 
 
 def _print_json(document: Any) -> None:
@@ -137,10 +151,13 @@ def search(options: SearchOptions) -> int | None:
         from vopt.optimizer.launch import dry_run, launch
         from vopt.optimizer.notify import notified
         from vopt.optimizer.prepare import find_goal
+        from vopt.optimizer.report.shown_progress import shown_progress
 
     goal = find_goal(options)
     objectives = [one.metric for one in goal.objectives]
-    progress = _progress(goal.metric, goal.direction == "maximize", options.simulate is not None, options.quiet, objectives)
+    progress = shown_progress(
+        goal.metric, goal.direction == "maximize", options.simulate is not None, options.quiet, objectives
+    )
     if options.dry_run:
         with progress as listener:
             text = dry_run(options, listener)
@@ -158,12 +175,13 @@ def resume(options: ResumeOptions) -> int | None:
     with one_thread():
         from vopt.optimizer.launch import relaunch
     from vopt.optimizer.notify import notified
+    from vopt.optimizer.report.shown_progress import shown_progress
     from vopt.optimizer.report.view import StudyView
     from vopt.optimizer.study import read_study
 
     view = StudyView.of(read_study(options.storage, options.study, data_dir=options.data_dir))
     objectives = [str(one["metric"]) for one in view.goal.get("objectives", ())]
-    progress = _progress(view.metric, view.maximize, view.simulated, options.quiet, objectives)
+    progress = shown_progress(view.metric, view.maximize, view.simulated, options.quiet, objectives)
     with notified(options.notify, _told) as begun, progress as listener:
         begun.name(view.name)
         study = relaunch(options, listener)
@@ -175,32 +193,20 @@ def _told(text: str) -> None:
     print(f"vopt: {text}", file=sys.stderr)
 
 
-def _progress(metric: str, maximize: bool, simulated: bool, quiet: bool, objectives: Sequence[str] = ()) -> ProgressDisplay:
-    """Progress on stderr, as the terminal allows."""
-    from vopt.optimizer.gpus import memory_in_use
-    from vopt.optimizer.report.console import ProgressDisplay, display_mode
-    from vopt.optimizer.report.live import MemoryUse, Progress
-    from vopt.optimizer.report.redaction import known_secrets
-
-    def memory() -> MemoryUse | None:
-        used = memory_in_use()
-        return MemoryUse(*used) if used else None
-
-    progress = Progress(metric, maximize, simulated, known_secrets(os.environ), objectives)
-    return ProgressDisplay(progress, sys.stderr, display_mode(sys.stderr, quiet=quiet), memory=None if simulated else memory)
-
-
 def _answer(study: StudyRecord, as_json: bool) -> int | None:
     """The verdict on stderr, the command (or the document) on stdout; the exit code."""
     from vopt.optimizer.recommend import Verdict
     from vopt.optimizer.report import console, document, shell, show, wording
 
     view = _view(study)
-    console.write_blocks(show.answer_blocks(view), sys.stderr)
-    if as_json:
-        _print_json(document.answer_document(view))
-    elif view.answer is not None and view.answer.argv is not None:
-        print(wording.command_text(view.answer.argv, shell.exported_variables(view)))
+    try:
+        console.write_blocks(show.answer_blocks(view), sys.stderr)
+        if as_json:
+            _print_json(document.answer_document(view))
+        elif view.answer is not None and view.answer.argv is not None:
+            print(wording.command_text(view.answer.argv, shell.exported_variables(view)))
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; the study {study.name} has its answer", hint=f"vopt show {study.name}") from None
     return NothingFeasible.exit_code if view.verdict is Verdict.NOTHING_FEASIBLE else None
 
 
@@ -216,8 +222,9 @@ def bench(options: BenchOptions) -> int | None:
     """Measure one configuration, a running server, or a study's recommendation again."""
     from vopt.optimizer.bench_run import bench as run_bench
     from vopt.optimizer.bench_study import metric_of
+    from vopt.optimizer.report.shown_progress import shown_progress
 
-    with _progress(*metric_of(options), options.simulate is not None, options.json) as listener:
+    with shown_progress(*metric_of(options), options.simulate is not None, options.json) as listener:
         outcome = run_bench(options, listener)
     if options.json:
         _print_json(outcome.document)

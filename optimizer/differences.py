@@ -49,6 +49,8 @@ def _sentence(field: str, key: str, stored: Setup, now: Setup, created_at: str) 
             return f"it was measured with the model {before}, this would be {after}"
         case "model_revision":
             return f"it was measured with revision {before} of {stored.get('model')}, which is {after} now"
+        case "model_files":
+            return f"{key or 'the model'} in {stored.get('model')} is not what it was"
         case "front_end":
             return f"its command had {_flags(before)} for the server in front of the engine, now it has {_flags(after)}"
         case "workload_digest":
@@ -74,6 +76,8 @@ def _way_back(study: str, created_at: str, options: SearchOptions, stored: Setup
             return f"{line}   # with {file} as it was"
         case "workload_digest" if any(row.startswith("sampling") for row in _workload_rows(stored, now)):
             return f"{line}   # with the generation_config.json of {stored.get('model')} as it was"
+        case "model_files":
+            return f"{line}   # with {key or 'the model'} in {stored.get('model')} as it was"
         case "gpus":
             return f"{line}   # on {_counted(stored.get('gpus'))}"
         case "vllm_version" if not stored.get("simulated"):

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -21,8 +22,9 @@ from vopt.optimizer.engine.leftovers import Manifest, dead_trials
 from vopt.optimizer.engine.package import trial_package
 from vopt.optimizer.errors import EnvironmentLacks
 from vopt.optimizer.gpus import Gpu
-from vopt.optimizer.locks import Owner, held_gpu_locks
+from vopt.optimizer.locks import Owner, held_gpu_locks, owner_of
 from vopt.optimizer.options import DoctorOptions
+from vopt.optimizer.way_on import with_storage
 
 FINE = 0
 OLDEST, NEWEST = (0, 20), (0, 33)
@@ -90,8 +92,12 @@ def examine(options: DoctorOptions) -> Report:
             rows.append(import_row(interpreter))
         rows += gpu_rows(found, dict(held_gpu_locks()), cpu_build=interpreter.cpu_build)
     rows += leftover_rows()
-    rows += disk_rows(caches.cache_root(), Path.cwd())
+    try:
+        rows += disk_rows(caches.cache_root(), Path.cwd())
+    except EnvironmentLacks as error:
+        rows.append(Row("disk", State.FAULT, error.message, error.hint))
     rows.append(storage_row(options.storage))
+    rows += study_rows(options.storage)
     return Report(tuple(rows))
 
 
@@ -196,7 +202,11 @@ def gpu_rows(found: Iterable[Gpu], locks: dict[str, Owner], *, cpu_build: bool) 
 
 def leftover_rows() -> list[Row]:
     """Trials whose search and supervisor are both gone."""
-    dead = dead_trials()
+    try:
+        dead = dead_trials()
+    except OSError as error:
+        place = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"
+        return [Row("leftovers", State.FAULT, f"no trial can write down what it owns: {error}", f"ls -ld {place}")]
     if not dead:
         return [Row("leftovers", State.OK, "none of dead searches")]
     return [Row("leftovers", State.FAULT, _left(trial), "vopt clean") for trial in dead]
@@ -223,10 +233,35 @@ def disk_rows(cache: Path, working: Path) -> list[Row]:
             rows.append(
                 Row("disk", State.FAULT, text, "vopt clean --disk-budget 1G" if what == "caches" else f"df -h {existing}")
             )
+    rows.append(temporary_row())
     try:
         trial_package()
     except OSError as error:
         rows.append(Row("disk", State.FAULT, f"the package for trials cannot be written: {error}", f"ls -ld {cache}"))
+    return rows
+
+
+def temporary_row() -> Row:
+    """Where the trials' own temporary directories are made."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="vopt-") as made:
+            place = os.path.dirname(made)
+    except OSError as error:
+        return Row("disk", State.FAULT, f"no temporary directory can be made: {error}", "TMPDIR=/a/place/with/room vopt …")
+    return Row("disk", State.OK, f"temporary files go to {place}")
+
+
+def study_rows(url: str) -> list[Row]:
+    """Studies that a search works on now, and those whose search ended before it had released them."""
+    rows = []
+    path = Path(unquote(url.removeprefix("sqlite:///").partition("?")[0]))
+    for lock in sorted((path.absolute().parent / "studies").glob("*/lock")) if url.startswith("sqlite:///") else ():
+        owner, name = owner_of(lock), lock.parent.name
+        if owner is not None and not owner.dead:
+            rows.append(Row("locks", State.NOTE, f"study {name} is in use by {owner.words()}", "wait, or stop it with Ctrl-C"))
+        elif owner is not None:
+            text = f"the search of {name} (process {owner.pid}) died; what it measured is kept"
+            rows.append(Row("locks", State.NOTE, text, with_storage(f"vopt resume {name}", url)))
     return rows
 
 

@@ -25,13 +25,24 @@ from vopt.search_spaces.space import SearchSpace
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 COMPARED = (
-    *("gpus", "vllm_version", "model", "model_revision", "engine", "fixed", "baseline", "front_end", "variables"),
+    *(
+        "gpus",
+        "vllm_version",
+        "model",
+        "model_revision",
+        "model_files",
+        "engine",
+        "fixed",
+        "baseline",
+        "front_end",
+        "variables",
+    ),
     *("workload_digest", "space_digest", "goal"),
 )
 """Setup fields that two measurements must share to be compared; a resume refuses the first that differs. ``space_digest`` comes
 after what it follows from: the cause says more than a digest."""
 
-BY_NAME = ("fixed", "baseline", "variables")
+BY_NAME = ("model_files", "fixed", "baseline", "variables")
 
 
 @dataclass(frozen=True, slots=True)

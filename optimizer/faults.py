@@ -8,6 +8,7 @@ import traceback
 
 from vopt.optimizer.errors import EnvironmentLacks, Interrupted, Unforeseen, VoptError
 from vopt.optimizer.interruption import was_interrupted
+from vopt.optimizer.secrecy import clean_text, known_secrets
 
 
 def ending(error: Exception | KeyboardInterrupt) -> VoptError:
@@ -35,8 +36,6 @@ def refused(error: OSError) -> EnvironmentLacks:
 
 def unforeseen(error: BaseException) -> Unforeseen:
     """An error that should not be possible: said in one line, its traceback kept in a file of the user's own."""
-    from vopt.optimizer.report.redaction import clean_text, known_secrets  # heavy, and seldom needed
-
     secrets = known_secrets(os.environ)
     said = clean_text(f"{type(error).__name__}: {error}", secrets)
     try:

@@ -13,7 +13,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def listen() -> None:
     """Outside a search too, SIGTERM and SIGHUP end a command as Ctrl-C does: with its clean-up and its exit code."""
-    for number in SIGNALS[1:]:
+    for number in SIGNALS:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
 

@@ -58,6 +58,7 @@ from vopt.optimizer.study import Study, read_study
 from vopt.optimizer.study_name import checked_name
 from vopt.optimizer.subject import Subject, find_subject, interpreter_of
 from vopt.optimizer.trial import EngineConfig, TrialSpec
+from vopt.optimizer.way_on import with_storage
 from vopt.search_spaces.bare_mode import within_limits
 
 
@@ -231,6 +232,17 @@ def relaunch(options: ResumeOptions, listener: Listener) -> StudyRecord:
         UsageError: results of the old and the new run would not compare; names the field that differs.
     """
     record = read_study(options.storage, options.study, data_dir=options.data_dir)
+    try:
+        found, unspent_words = _gone_on(record, options, listener)
+    except KeyboardInterrupt:  # before its search began, or after it ended
+        raise Interrupted(f"interrupted; the study {record.name} is kept", hint=f"vopt resume {record.name}") from None
+    for text in unspent_words:
+        listener(Note(with_storage(text, options.storage), important=True))
+    return found
+
+
+def _gone_on(record: StudyRecord, options: ResumeOptions, listener: Listener) -> tuple[StudyRecord, tuple[str, ...]]:
+    """The study at its end, and what of its new budget could not be spent."""
     resumed = resumption(record, options)
     with VllmProbe(interpreter_of(resumed.options)) as probe:
         prepared = prepare(resumed.options, listener, probe)
@@ -243,9 +255,7 @@ def relaunch(options: ResumeOptions, listener: Listener) -> StudyRecord:
             study = Study.reopen(options.storage, record.name, prepared.setup.space, data_dir=data_dir)
             study.keep_setup(resumed.setup_of())
             found = _search(prepared, study, listener, probe, interruption)
-    for text in unspent(prepared.setup, options, record, found):
-        listener(Note(text, important=True))
-    return found
+    return found, unspent(prepared.setup, options, record, found)
 
 
 def _search(prepared: Prepared, study: Study, listener: Listener, probe: VllmProbe, interruption: Interruption) -> StudyRecord:

@@ -71,11 +71,7 @@ class Lock:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(fd)
-                owner = owner_of(self.path)
-                if owner is None or not owner.dead:
-                    raise Locked(self._what, owner, hint=self._hint) from None
-                with contextlib.suppress(OSError):
-                    self.path.unlink()  # a forked child of a dead owner keeps the old file locked; nobody waits for it
+                self._bury()
                 continue
             if self._still_named(fd):
                 self._fd = fd
@@ -83,6 +79,22 @@ class Lock:
                 return self
             os.close(fd)  # replaced between open and flock
         raise Locked(self._what, owner_of(self.path), hint=self._hint)
+
+    def _bury(self) -> None:
+        """Put away the file of a dead owner, which a forked child of it still keeps locked; ``Locked`` when the owner lives.
+
+        One at a time: else the second to see the dead owner would put away the file of the first, who has just replaced it.
+        """
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            owner = owner_of(self.path)
+            if owner is None or not owner.dead:
+                raise Locked(self._what, owner, hint=self._hint) from None
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+        finally:
+            os.close(folder)
 
     def _open(self) -> int:
         self.path.parent.mkdir(parents=True, exist_ok=True)

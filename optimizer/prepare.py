@@ -19,6 +19,7 @@ from vopt.optimizer.load.text import load_tokenizer, serving_sampling
 from vopt.optimizer.load.workload import Workload, named
 from vopt.optimizer.load.workload_files import read_workload
 from vopt.optimizer.measurement import Asked
+from vopt.optimizer.model_files import contents
 from vopt.optimizer.options import BenchOptions, SearchOptions
 from vopt.optimizer.report.redaction import clean
 from vopt.optimizer.subject import Subject
@@ -217,6 +218,7 @@ def setup_of(
     return {
         "model": subject.model.name,
         "model_revision": subject.model.revision,
+        "model_files": contents(local) if (local := Path(subject.model.name).expanduser()).is_dir() else None,
         "model_shape": subject.shape.summary() if subject.shape is not None else None,
         "gpus": list(subject.machine.names),
         "vllm_version": subject.schema.version,

@@ -46,8 +46,13 @@ def resumption(record: StudyRecord, typed: ResumeOptions) -> Resumption:
     """A stored study with what was typed. What was not is as it was when the study last went on.
 
     Raises:
-        UsageError: fewer rounds than were begun, which would leave out what was measured.
+        UsageError: fewer rounds than were begun, which would leave out what was measured; the model's directory is gone.
     """
+    model = str(record.setup.get("model"))
+    local = record.setup.get("model_files") is not None or model.startswith(("/", ".", "~"))
+    if local and not Path(model).expanduser().is_dir():
+        words = f"the model of {record.name} is gone: there is no directory {model}"
+        raise UsageError(words, hint=f"put it back, then: vopt resume {record.name}")
     before, begun = stored_options(record.setup["options"]), rounds_begun(record.trials)
     before = replace(before, rounds=max(before.rounds, begun))  # earlier versions forgot the rounds that a resume was given
     if typed.rounds is not None and typed.rounds < begun:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,7 +62,7 @@ def storage_for(url: str, *, create: bool, timeout_s: float = 60.0, durable: boo
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        return RDBStorage(url, engine_kwargs=arguments, skip_table_creation=not create and path is not None)
+        return _opened(url, arguments, create=create or path is None)
     except ImportError as error:
         raise EnvironmentLacks(
             f"the driver of {url!r} is not installed: {error}", hint=f"or use --storage {DEFAULT_STORAGE}"
@@ -76,6 +78,30 @@ def storage_for(url: str, *, create: bool, timeout_s: float = 60.0, durable: boo
         ) from error
     finally:
         optuna.logging.set_verbosity(verbosity)
+
+
+TOGETHER_S = 20.0
+"""How long searches that make one database at the same moment try: each makes some tables, and all find them all at last."""
+
+
+def _opened(url: str, arguments: dict[str, Any], *, create: bool) -> RDBStorage:
+    """Optuna looks whether a table is there and then makes it: two searches that begin together get in each other's way."""
+    until = time.monotonic() + (TOGETHER_S if create else 0.0)
+    while True:
+        try:
+            return RDBStorage(url, engine_kwargs=arguments, skip_table_creation=not create)
+        except (SQLAlchemyError, StorageInternalError, RuntimeError, AssertionError) as error:
+            if time.monotonic() >= until or not _of_two_makers(error):
+                raise
+        time.sleep(0.05 + 0.1 * random.random())
+
+
+def _of_two_makers(error: Exception) -> bool:
+    """Whether another maker of the same tables explains it; Optuna's version check fails where a version is not there yet."""
+    reason = innermost(error)
+    return isinstance(error, AssertionError) or any(
+        said in reason for said in ("already exists", "UNIQUE constraint failed", "no such table", "duplicate key")
+    )
 
 
 def sqlite_file(study: optuna.Study) -> tuple[Path, int] | None:

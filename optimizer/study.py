@@ -72,17 +72,20 @@ class Study:
         try:
             make_data_dir(data_dir)
             storage = storage_for(url, create=True, timeout_s=timeout_s, durable=not setup.get("simulated"))
-            called = name or next_name({study.study_name for study in storage.get_all_studies()}, setup)
-            directory = study_directory(url, called, data_dir)
-            made_directory(directory)
-            try:
-                study = optuna.create_study(
-                    storage=storage, study_name=called, directions=[direction.value for direction in directions]
-                )
-            except optuna.exceptions.DuplicatedStudyError:
-                raise UsageError(
-                    f"a study called {called!r} exists already", hint=f"vopt resume {called}, or another --study"
-                ) from None
+            while True:
+                called = name or next_name({study.study_name for study in storage.get_all_studies()}, setup)
+                directory = study_directory(url, called, data_dir)
+                made_directory(directory)
+                try:
+                    study = optuna.create_study(
+                        storage=storage, study_name=called, directions=[direction.value for direction in directions]
+                    )
+                    break
+                except optuna.exceptions.DuplicatedStudyError:
+                    if name is not None:
+                        raise UsageError(
+                            f"a study called {called!r} exists already", hint=f"vopt resume {called}, or another --study"
+                        ) from None  # else another search has just taken that number
             opened = cls(study, directory, space, retry_s)
             opened._patiently(lambda: study.set_user_attr("setup", {**setup, "format_version": FORMAT_VERSION}))
             opened._patiently(lambda: study.set_user_attr("format_version", FORMAT_VERSION))
@@ -264,9 +267,10 @@ class Study:
                     ) from error
                 reason = innermost(error)
                 if time.monotonic() - began > self._retry_s or waiting_is_useless(reason):
+                    what = "make room (vopt clean)" if "disk is full" in reason else "make it writable"
                     raise EnvironmentLacks(
                         f"the study's database could not be written: {reason}",
-                        hint=f"results are safe under {self.directory}; make it writable, then: vopt resume {self.name}",
+                        hint=f"results are safe under {self.directory}; {what}, then: vopt resume {self.name}",
                     ) from error
                 time.sleep(pause)
                 pause = min(2 * pause, 5.0)

@@ -98,6 +98,7 @@ class FailureKind(StrEnum):
     STORAGE = "storage"
     DOWNLOAD = "download"
     DRIVER = "driver"
+    DISTURBED = "disturbed"
 
     @property
     def blame(self) -> Blame:
@@ -117,6 +118,7 @@ _INFRASTRUCTURE = frozenset(
         FailureKind.STORAGE,
         FailureKind.DOWNLOAD,
         FailureKind.DRIVER,
+        FailureKind.DISTURBED,
     }
 )
 

@@ -40,7 +40,7 @@ def test_wheel_holds_exactly_the_packages_of_the_source_tree(wheel: zipfile.Path
 def test_wheel_declares_the_command_and_carries_no_study(wheel: zipfile.Path) -> None:
     names = wheel.root.namelist()
     (entry_points,) = (name for name in names if name.endswith("entry_points.txt"))
-    assert "vopt = vopt.optimizer.cli:main" in wheel.root.read(entry_points).decode()
+    assert "vopt = vopt.optimizer.__main__:main" in wheel.root.read(entry_points).decode()
     assert not any("studies.db" in name for name in names)
 
 

@@ -9,6 +9,7 @@ says nothing: whether the kernel did it for lack of memory is told by the kernel
 from __future__ import annotations
 
 import dataclasses
+import errno
 import re
 import tomllib
 from collections.abc import Sequence
@@ -117,6 +118,16 @@ def _by_words(phase: Phase, ending: Ending, exception: str | None, log_lines: Se
                 return Failed(phase, rule.kind, line.strip()[:1000], log_tail=tail, hint=rule.hint(found))
     cause = root_cause(log_lines) or exception or ending.words()
     return Failed(phase, _kind_without_message(phase, ending, cause), cause[:1000], log_tail=tail)
+
+
+def disturbed(failed: Failed, why: tuple[int, str]) -> Failed:
+    """The failure of a trial that something outside ended, (errno or 0, words): nobody's configuration is to blame."""
+    number, words = why
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        kind = FailureKind.DISK_FULL
+    else:
+        kind = FailureKind.STORAGE if number else FailureKind.DISTURBED
+    return dataclasses.replace(failed, kind=kind, detail=words, hint={})
 
 
 def clean(line: str) -> str:

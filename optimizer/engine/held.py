@@ -33,11 +33,21 @@ def segment_names() -> frozenset[str]:
     return frozenset()
 
 
-def files_held(pids: Iterable[int], *, since: float) -> frozenset[Held]:
-    """Shared-memory files and named sockets that these processes hold and that were made after ``since`` (epoch s).
+def files_there() -> frozenset[Held]:
+    """Everything of these names under /dev/shm now: what is there before a trial begins is not its own. No time of a file could
+    tell that: clocks are set back."""
+    found = set()
+    for name in segment_names():
+        with contextlib.suppress(OSError):
+            found.add(Held(SHARED_MEMORY + name, os.lstat(SHARED_MEMORY + name).st_ino))
+    return frozenset(found)
+
+
+def files_held(pids: Iterable[int], *, earlier: frozenset[Held]) -> frozenset[Held]:
+    """Shared-memory files and named sockets that these processes hold, but for those that were there ``earlier``.
 
     Only names under /dev/shm that multiprocessing, torch, NCCL or vLLM give, owned by this user: what others made and a
-    trial merely opened is not ours to unlink.
+    trial merely opened is not ours to unlink. A socket with a path is held by who bound it, or who was started by that one.
     """
     segments: set[Held] = set()
     sockets: set[str] = set()
@@ -45,7 +55,7 @@ def files_held(pids: Iterable[int], *, since: float) -> frozenset[Held]:
         segments.update(_open_segments(pid, sockets))
         segments.update(_mapped_segments(pid))
     ours = {held for held in segments if os.path.basename(held.path).startswith(SHARED_MEMORY_NAMES)}
-    return frozenset(held for held in ours | _named_sockets(sockets) if _made_by_us(held, since))
+    return frozenset(held for held in (ours | _named_sockets(sockets)) - earlier if _made_by_us(held))
 
 
 def _open_segments(pid: int, sockets: set[str]) -> Iterator[Held]:
@@ -80,13 +90,13 @@ def _named_sockets(inodes: set[str]) -> set[Held]:
     return found
 
 
-def _made_by_us(held: Held, since: float) -> bool:
+def _made_by_us(held: Held) -> bool:
     try:
         found = os.lstat(held.path)
     except OSError:
         return False
     kind = stat.S_ISREG(found.st_mode) or stat.S_ISSOCK(found.st_mode)
-    return kind and found.st_ino == held.inode and found.st_uid == os.getuid() and found.st_ctime >= since - 1.0
+    return kind and found.st_ino == held.inode and found.st_uid == os.getuid()
 
 
 def unlink_held(held: Iterable[Held]) -> list[str]:

@@ -13,11 +13,12 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vopt.optimizer.engine.held import Held, files_held, unlink_held
+from vopt.optimizer.engine.held import Held, files_held, files_there, unlink_held
 from vopt.optimizer.engine.kin import Identity, TrackersLast, alive, descendants, every_process, identity, send_signal
 
 
@@ -46,7 +47,7 @@ class Manifest:
     path: Path
     supervisor: Identity
     leader: Identity | None = None
-    began_epoch_s: float = field(default_factory=time.time)
+    earlier: frozenset[Held] = field(default_factory=files_there)
     boot: str = field(default_factory=boot_id)
     kin: set[Identity] = field(default_factory=set)
     held: set[Held] = field(default_factory=set)
@@ -57,7 +58,7 @@ class Manifest:
         data = {
             "supervisor": _pair(self.supervisor),
             "leader": _pair(self.leader) if self.leader else None,
-            "began_epoch_s": self.began_epoch_s,
+            "earlier": [[entry.path, entry.inode] for entry in sorted(self.earlier)],
             "boot": self.boot,
             "kin": sorted(_pair(who) for who in self.kin),
             "held": [[entry.path, entry.inode] for entry in sorted(self.held)],
@@ -78,7 +79,7 @@ class Manifest:
                 path=path,
                 supervisor=Identity(*data["supervisor"]),
                 leader=Identity(*data["leader"]) if data["leader"] else None,
-                began_epoch_s=data["began_epoch_s"],
+                earlier=frozenset(Held(*entry) for entry in data.get("earlier", ())),
                 boot=data["boot"],
                 kin={Identity(*pair) for pair in data["kin"]},
                 held={Held(*entry) for entry in data["held"]},
@@ -89,18 +90,43 @@ class Manifest:
             raise ValueError(f"{path}: {error}") from error
 
     def living(self) -> tuple[Identity, ...]:
-        """The trial's processes that still run: those written down, what they started since, and the rest of the session."""
+        """The trial's processes that still run: those written down, the rest of their session, whoever bears the trial's mark
+        (it may have left the session, and its parent, since the last note), and what all of these started."""
         if self.boot != boot_id():
             return ()
         known = {who for who in self.kin if alive(who)}
+        known |= set(self._of_the_session(known)) | set(self._marked())
         known |= {entry.identity for who in tuple(known) for entry in descendants(who.pid)}
-        if self.leader is not None:
-            known |= {
-                entry.identity
-                for entry in every_process()
-                if entry.session == self.leader.pid and entry.identity.start_ticks >= self.leader.start_ticks
-            }
         return tuple(who for who in known if alive(who))
+
+    def _of_the_session(self, known: set[Identity]) -> Iterator[Identity]:
+        """A session keeps its number from all others as long as one of its members lives: one that is known vouches for the
+        rest. When none is left, the number may be that of a stranger's session by now."""
+        if self.leader is None:
+            return
+        members = [entry.identity for entry in every_process() if entry.session == self.leader.pid]
+        if not known.isdisjoint(members):
+            yield from members
+
+    def _marked(self) -> Iterator[Identity]:
+        """Whoever has the trial's private directory as its TMPDIR or writes to the output there: nobody else knows its name."""
+        if self.private_directory is None:
+            return
+        mark = f"TMPDIR={self.private_directory}".encode()
+        for entry in every_process():
+            if _bears(entry.identity.pid, mark, self.private_directory):
+                yield entry.identity
+
+
+def _bears(pid: int, mark: bytes, directory: str) -> bool:
+    with contextlib.suppress(OSError):
+        if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            return True
+    for fd in (1, 2):  # a program that writes its title over its environment still has these
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/{pid}/fd/{fd}").startswith(f"{directory}/"):
+                return True
+    return False
 
 
 def _pair(who: Identity) -> list[int]:
@@ -132,7 +158,7 @@ def sweep(manifest: Manifest, *, patience_s: float = 10.0) -> tuple[str, ...]:
     until = time.monotonic() + patience_s
     order = TrackersLast()
     while living := manifest.living():
-        manifest.held |= files_held((who.pid for who in living), since=manifest.began_epoch_s)
+        manifest.held |= files_held((who.pid for who in living), earlier=manifest.earlier)
         for who in order.choose(living):
             with contextlib.suppress(PermissionError):
                 send_signal(who, signal.SIGKILL)

@@ -16,7 +16,7 @@ from typing import NoReturn
 from vopt.objectives.records import LoadResult, LoadStatus, RequestRecord
 from vopt.optimizer import caches, gpus, room
 from vopt.optimizer.engine.base import OnPhase, OnTick
-from vopt.optimizer.engine.failures import Ending, classify
+from vopt.optimizer.engine.failures import Ending, classify, disturbed
 from vopt.optimizer.engine.interpreter import probe
 from vopt.optimizer.engine.package import trial_package
 from vopt.optimizer.engine.readahead import Readahead, weight_files
@@ -24,7 +24,7 @@ from vopt.optimizer.engine.spare import Hosted, Spares, spawn
 from vopt.optimizer.engine.startup_log import read_start_log
 from vopt.optimizer.engine.supervised import GRACE_S, tail
 from vopt.optimizer.engine.wire import ChannelClosed, Message, plan_to_json, tick_from_json
-from vopt.optimizer.load.plan import LoadPlan
+from vopt.optimizer.load.plan import STOOD_STILL_S, LoadPlan, StoodStill
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.trial import EngineFailure, FailureKind, Phase, Started, TrialSpec
 
@@ -154,11 +154,15 @@ class ProcessSession:
         """The next event of these kinds; raises ``EngineFailure`` for a failure, a death, or the deadline."""
         process, channel = self._up.process, self._up.channel
         while True:
+            asked_at, patience_s = time.monotonic(), min(0.5, max(0.0, until - time.monotonic()))
             try:
-                event = channel.receive(min(0.5, max(0.0, until - time.monotonic())))
+                event = channel.receive(patience_s)
             except ChannelClosed:
                 process.poll(5.0)
                 self._fail(phase)
+            stood_still_s = time.monotonic() - asked_at - patience_s
+            if stood_still_s > STOOD_STILL_S:
+                until += stood_still_s  # with us, maybe the engine too was stopped
             if event is None:
                 if process.poll() is not None:
                     self._fail(phase)
@@ -174,12 +178,16 @@ class ProcessSession:
     ) -> NoReturn:
         """End the trial, then say what happened: only then is its log complete."""
         process = self._up.process
-        ending = Ending(process.exit_code)
+        ending, disturbance = Ending(process.exit_code), process.disturbed
         leftovers = self._end(polite=False)
         oom_killed = room.oom_kills() > self._oom_kills
         failed = classify(phase, ending, exception or process.spawn_error, self._lines(4000), hang=hang, oom_killed=oom_killed)
         if exception is None and not hang and ending.code is None:
             failed = dataclasses.replace(failed, detail=f"{failed.detail} ({Ending(process.exit_code).words()})")
+        if disturbance is None and exception is not None and exception.startswith(StoodStill.__name__):
+            disturbance = (0, exception)
+        if disturbance is not None:
+            failed = disturbed(failed, disturbance)
         if lost := gpus.lost(self._gpus):
             failed = dataclasses.replace(failed, kind=FailureKind.GPU_LOST, detail=f"{lost}; {failed.detail}", hint={})
         held = [name for name in leftovers if name.startswith("GPU")]

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
-import os
-import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -15,23 +13,22 @@ from typing import Any, NoReturn
 from vopt.objectives.records import LoadResult, LoadStatus
 from vopt.optimizer import caches, gpus, room
 from vopt.optimizer.engine.base import OnPhase, OnTick
-from vopt.optimizer.engine.failures import LINES_KEPT, Ending, classify, clean, root_cause
+from vopt.optimizer.engine.failures import LINES_KEPT, Ending, classify, clean, disturbed, root_cause
 from vopt.optimizer.engine.interpreter import probe
-from vopt.optimizer.engine.kin import descendants
+from vopt.optimizer.engine.ports import LOOPBACK, free_port, listened, listens
 from vopt.optimizer.engine.process import engine_environment
 from vopt.optimizer.engine.readahead import Readahead, weight_files
 from vopt.optimizer.engine.startup_log import read_start_log
 from vopt.optimizer.engine.supervised import GRACE_S, SupervisedProcess, tail
 from vopt.optimizer.load.client import HttpEngine, RefusedByServer
 from vopt.optimizer.load.drive import drive
-from vopt.optimizer.load.plan import LoadPlan
+from vopt.optimizer.load.plan import STOOD_STILL_S, LoadPlan, StoodStill
 from vopt.optimizer.load.shares import client_processes
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.load.spread import spread
 from vopt.optimizer.load.target import API_KEY_VARIABLES, Target
 from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Phase, Started, TrialSpec
 
-LOOPBACK = "127.0.0.1"
 READY_POLL_S = 0.5
 CHILD_POLL_S = 0.2
 BROKEN_ANSWERS = 5
@@ -139,9 +136,10 @@ class ServerSession:
             while True:
                 if process.poll(0.0) is not None:
                     self._fail(Phase.START)
+                ours = process.pid is not None and listens(process.pid, self._port)
                 if time.monotonic() >= until:
-                    self._fail(Phase.START, hang=True)
-                if process.pid is not None and listens(process.pid, self._port):
+                    self._fail_late(strangers=not ours and bool(listened(self._port)))
+                if ours:
                     try:
                         names = await engine.models()
                     except RefusedByServer as refusal:
@@ -157,15 +155,22 @@ class ServerSession:
                             return
                         if names:
                             self._fail(Phase.START, exception=f"the server offers {', '.join(names)}, not {self.served_name}")
+                asleep_at = time.monotonic()
                 await asyncio.sleep(READY_POLL_S)
+                stood_still_s = time.monotonic() - asleep_at - READY_POLL_S
+                if stood_still_s > STOOD_STILL_S:
+                    until += stood_still_s  # with us, maybe the server too was stopped
 
     def load(self, source: RequestSource, plan: LoadPlan, on_tick: OnTick) -> LoadResult:
-        with quiet_collector():
-            clients = client_processes(plan) if self._clients is None else self._clients
-            if clients > 1:
-                result = spread(self.target, source, plan, on_tick, clients, owned=True)
-            else:
-                result = asyncio.run(self._load(source, plan, on_tick))
+        try:
+            with quiet_collector():
+                clients = client_processes(plan) if self._clients is None else self._clients
+                if clients > 1:
+                    result = spread(self.target, source, plan, on_tick, clients, owned=True)
+                else:
+                    result = asyncio.run(self._load(source, plan, on_tick))
+        except (StoodStill, ChildProcessError) as error:  # of the client; the server is not at fault
+            self._fail(Phase.LOAD, disturbance=(0, f"{type(error).__name__}: {error}"))
         if result.status is LoadStatus.ENGINE_DIED:
             self._fail(Phase.LOAD, exception=result.detail, load=result)
         return result
@@ -185,11 +190,17 @@ class ServerSession:
         engine.mark_dead(f"vllm serve ended during the load: {Ending(code).words()}")
 
     def _fail(
-        self, phase: Phase, *, exception: str | None = None, hang: bool = False, load: LoadResult | None = None
+        self,
+        phase: Phase,
+        *,
+        exception: str | None = None,
+        hang: bool = False,
+        load: LoadResult | None = None,
+        disturbance: tuple[int, str] | None = None,
     ) -> NoReturn:
         """End the server, then say what happened: only then is its log complete."""
         assert self._process is not None
-        ending = Ending(self._process.exit_code)
+        ending, disturbance = Ending(self._process.exit_code), disturbance or self._process.disturbed
         leftovers = self.close()
         failed = classify(
             phase,
@@ -199,10 +210,18 @@ class ServerSession:
             hang=hang,
             oom_killed=room.oom_kills() > self._oom_kills,
         )
+        if disturbance is not None:
+            failed = disturbed(failed, disturbance)
         held = [name for name in leftovers if name.startswith("GPU")]
         if held:
             failed = dataclasses.replace(failed, detail=f"{failed.detail}; {'; '.join(held)}")
         raise EngineFailure(dataclasses.replace(failed, started=self._started, load=load))
+
+    def _fail_late(self, *, strangers: bool) -> NoReturn:
+        """Its time is over; where strangers listen on its port (vLLM shares it with them), it may be up and is not to blame."""
+        if strangers:
+            self._fail(Phase.START, exception=f"Address already in use: others listen on port {self._port}")
+        self._fail(Phase.START, hang=True)
 
     def _fail_broken(self, answer: str) -> NoReturn:
         """The engine is up and the HTTP server before it answers errors only: the installation's fault, whatever is tried."""
@@ -254,9 +273,13 @@ class UrlSession:
     def load(self, source: RequestSource, plan: LoadPlan, on_tick: OnTick) -> LoadResult:
         with quiet_collector():
             clients = client_processes(plan) if self._clients is None else self._clients
-            if clients > 1:
-                return spread(self._target, source, plan, on_tick, clients)
-            return asyncio.run(self._load(source, plan, on_tick))
+            try:
+                if clients > 1:
+                    return spread(self._target, source, plan, on_tick, clients)
+                return asyncio.run(self._load(source, plan, on_tick))
+            except (StoodStill, ChildProcessError) as error:
+                words = f"{type(error).__name__}: {error}"
+                raise EngineFailure(Failed(Phase.LOAD, FailureKind.DISTURBED, words)) from error
 
     async def _load(self, source: RequestSource, plan: LoadPlan, on_tick: OnTick) -> LoadResult:
         async with HttpEngine(self._target, total_timeout_s=plan.total_timeout_s) as engine:
@@ -271,39 +294,6 @@ async def _server_version(engine: HttpEngine) -> str | None:
     document: Any = await engine.get_json("/version")
     version = document.get("version") if isinstance(document, Mapping) else None
     return version if isinstance(version, str) else None
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as probe_socket:
-        probe_socket.bind((LOOPBACK, 0))
-        port: int = probe_socket.getsockname()[1]
-        return port
-
-
-def listens(leader: int, port: int) -> bool:
-    """Whether ``port`` is listened on, by ``leader`` and processes below it alone (``/proc/net/tcp``, state 0A).
-
-    vLLM opens its socket with ``SO_REUSEPORT``, so a second server could share the port and get half of the requests.
-    """
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
-            for line in list(lines)[1:]:
-                words = line.split()
-                if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
-                    inodes.add(f"socket:[{words[9]}]")
-    family = (leader, *(entry.identity.pid for entry in descendants(leader)))
-    return bool(inodes) and inodes <= set().union(*map(_sockets, family))
-
-
-def _sockets(pid: int) -> set[str]:
-    found = set()
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                found.add(os.readlink(entry.path))
-    return found
 
 
 def without_place(words: Sequence[str]) -> Iterator[str]:

@@ -44,6 +44,10 @@ class SupervisedProcess:
         self.pid: int | None = None
         self.exit_code: int | None = None
         self.spawn_error: str | None = None
+        self.disturbed: tuple[int, str] | None = None
+        """Why this ended that has nothing to do with the command: (errno or 0, words)."""
+        self._leader: Identity | None = None
+        self._directory: str | None = None
         self._leftovers: tuple[str, ...] | None = None
         control_read, control_write = os.pipe()
         status_read, status_write = os.pipe()
@@ -94,9 +98,12 @@ class SupervisedProcess:
         match message["event"]:
             case "spawned":
                 self.pid = message["pid"]
+                self._leader, self._directory = identity(message["pid"]), message["directory"]
             case "ended":
                 self.exit_code = message["code"]
                 self.spawn_error = message.get("error")
+                if "no_place" in message:
+                    self.disturbed = (message["no_place"][0], message["no_place"][1])
             case "gone":
                 self._leftovers = tuple(message["leftovers"])
             case unknown:
@@ -104,14 +111,24 @@ class SupervisedProcess:
 
     def _supervisor_died(self) -> None:
         """Somebody killed the supervisor itself: do its work from what it wrote down."""
-        self._supervisor.wait()
-        leftovers: tuple[str, ...] = ()
-        path = run_directory() / "trials" / f"{self._identity.pid}-{self._identity.start_ticks}.json"
-        with contextlib.suppress(OSError, ValueError):
-            leftovers = sweep(Manifest.read(path))
-        self._leftovers = leftovers
+        code = self._supervisor.wait()
+        self._leftovers = sweep(self._manifest())
         if self.exit_code is None:
             self.exit_code = -9
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
+            self.disturbed = (0, f"the supervisor of the trial {how}")
+
+    def _manifest(self) -> Manifest:
+        """What the supervisor wrote down, or, where it could not, the little that it told."""
+        name = f"{self._identity.pid}-{self._identity.start_ticks}.json"
+        try:
+            path = run_directory() / "trials" / name
+            with contextlib.suppress(OSError, ValueError):
+                return Manifest.read(path)
+        except OSError:
+            path = Path("/nonexistent") / name
+        kin = {self._leader} if self._leader is not None else set()
+        return Manifest(path, self._identity, self._leader, kin=kin, private_directory=self._directory, log=str(self.log))
 
     def stop(self, grace_s: float | None = None) -> tuple[str, ...]:
         """End the command and everything below it; returns when all is gone, with the names of what is not. Idempotent."""

@@ -120,7 +120,7 @@ class Supervisor:
             return
         self.segments = segments
         kin = {entry.identity for entry in descendants(os.getpid())}
-        held = files_held((who.pid for who in kin), since=self.manifest.began_epoch_s)
+        held = files_held((who.pid for who in kin), earlier=self.manifest.earlier)
         if not kin <= self.manifest.kin or not held <= self.manifest.held:
             self.manifest.kin |= kin
             self.manifest.held |= held
@@ -219,6 +219,24 @@ def _spawn(order: dict[str, Any], raw_fd: int, directory: str) -> subprocess.Pop
     return leader
 
 
+def _prepared(order: dict[str, Any]) -> tuple[Manifest, int, Drain]:
+    """What a trial needs before it is spawned; nothing of it stays behind when one part cannot be made (``OSError``)."""
+    manifest = begin(Path(order["log"]))
+    manifest.private_directory = directory = private_directory()
+    try:
+        manifest.write()
+        raw_fd = os.open(os.path.join(directory, "output"), os.O_CREAT | os.O_APPEND | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        return (
+            manifest,
+            raw_fd,
+            Drain(raw_fd, Path(order["log"]), cap_bytes=order["log_cap_bytes"], secrets=secrets_in(order["environment"])),
+        )
+    except OSError:
+        remove_files(manifest)
+        manifest.path.unlink(missing_ok=True)
+        raise
+
+
 def main() -> int:
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -231,13 +249,14 @@ def main() -> int:
         return 1
     become_subreaper()
     wake_fd = _signals_to_pipe()
-    manifest = begin(Path(order["log"]))
-    manifest.private_directory = directory = private_directory()
-    manifest.write()
-    raw_fd = os.open(os.path.join(directory, "output"), os.O_CREAT | os.O_APPEND | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    drain = Drain(raw_fd, Path(order["log"]), cap_bytes=order["log_cap_bytes"], secrets=secrets_in(order["environment"]))
     try:
-        process = _spawn(order, raw_fd, directory)
+        manifest, raw_fd, drain = _prepared(order)
+    except OSError as error:  # nothing of the trial's own: no room or no rights where logs and temporary files go
+        channel.send({"event": "ended", "code": 127, "no_place": [error.errno or 0, str(error)]})
+        channel.send({"event": "gone", "leftovers": []})
+        return 0
+    try:
+        process = _spawn(order, raw_fd, manifest.private_directory or "")
     except OSError as error:
         remove_files(manifest)
         manifest.path.unlink(missing_ok=True)

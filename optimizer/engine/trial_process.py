@@ -91,7 +91,8 @@ async def load(engine: Any, order: Message, commands: Commands, channel: Channel
     source = read_source(Path(order["source"]))
 
     def on_tick(tick: Any) -> bool:
-        channel.send({"event": "tick", **tick_to_json(tick)})
+        if channel.has_room():  # a search that is stopped reads nothing: waiting for it would stop the load too
+            channel.send({"event": "tick", **tick_to_json(tick)})
         return not commands.stop_load.is_set()
 
     # As vllm serve does with its own heap: what vLLM imported is 670,000 objects, and a full collection of them stops all

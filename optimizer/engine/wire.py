@@ -46,6 +46,12 @@ class Channel:
         except OSError as error:
             raise ChannelClosed(str(error)) from error
 
+    def has_room(self) -> bool:
+        """Whether a message of up to 4 KiB can be written without waiting for the reader (``PIPE_BUF``, pipe(7))."""
+        poll = select.poll()
+        poll.register(self._write_fd, select.POLLOUT)
+        return bool(poll.poll(0))
+
     def receive(self, timeout_s: float) -> Message | None:
         """The next message, or ``None`` after ``timeout_s``; ``ChannelClosed`` once all were read and the writer is gone."""
         until = time.monotonic() + timeout_s

@@ -8,6 +8,7 @@ the same speed. Standard library only: this module travels into trial processes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 
 from vopt.objectives.records import CounterSample, LoadResult, LoadStatus, RequestFailure, RequestFailureKind, RequestRecord
@@ -32,8 +33,8 @@ async def drive(
 
     Ends within ``plan.deadline_s`` whatever the engine does. Every request that was sent has exactly one record; of those
     planned but never sent there is the count, when the load did not come to its end. ``ValueError`` for a plan that cannot
-    be meant; an exception that ``engine.run`` raises is the engine's defect and comes out here. ``window``: another watch
-    than the plan's own, for a load that is one of several.
+    be meant; ``StoodStill`` when this process was stopped meanwhile; what ``engine.run`` raises is the engine's defect and
+    comes out here. ``window``: another watch than the plan's own, for a load that is one of several.
     """
     load = _Load(engine, source, plan, on_tick, window or WindowWatch(plan))
     try:
@@ -188,6 +189,7 @@ class _Load:
         due_s = self._plan.tick_s
         while self._ending is None and self._defect is None:
             await self._sleep_until(min(due_s, self._window.wakes_s, self._limit_s))
+            self._health.check()
             if self._defect is not None:
                 raise self._defect
             if self._now() >= due_s:
@@ -195,6 +197,8 @@ class _Load:
                 due_s = max(due_s + self._plan.tick_s, self._now())
             if self._ending is None:
                 self._decide()
+        if self._engine.dead is None:
+            self._health.check()
         if self._defect is not None:
             raise self._defect
 
@@ -202,11 +206,9 @@ class _Load:
         if self._changed.is_set() or at_s <= self._now():
             await asyncio.sleep(0)
         else:
-            try:
+            with contextlib.suppress(TimeoutError):  # the usual case: nothing happened until the next tick
                 async with asyncio.timeout(at_s - self._now()):
                     await self._changed.wait()
-            except TimeoutError:
-                pass  # the usual case: nothing happened until the next tick
         self._changed.clear()
 
     async def _tick(self) -> None:
@@ -307,18 +309,15 @@ class _Load:
 
     async def _finish(self) -> LoadResult:
         assert self._ending is not None  # _watch returns for no other reason
-        status, detail = self._ending
+        (status, detail), failure = self._ending, None
         if self._dispatcher is not None:
             self._dispatcher.cancel()
-        failure = None
         if status is LoadStatus.ENGINE_DIED:
             failure = RequestFailure(RequestFailureKind.ENGINE_DIED, detail)
             if self._visits and "hung" not in self._flags:  # a dead engine returns its own records at once
                 await asyncio.wait(list(self._visits), timeout=min(1.0, 0.01 * self._plan.deadline_s))
-        now_s = self._now()
-        self._ledger.close(self._engine, now_s, failure=failure, stall_after_s=self._plan.stall_after_s)
-        visits = list(self._visits)
-        for visit in visits:
+        self._ledger.close(self._engine, now_s := self._now(), failure=failure, stall_after_s=self._plan.stall_after_s)
+        for visit in (visits := list(self._visits)):
             visit.cancel()
         if visits and (await asyncio.wait(visits, timeout=self._plan.deadline_s - self._limit_s))[1]:
             self._flags.append("requests_not_aborted")

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 
 from vopt.objectives.records import ClientHealth
+from vopt.optimizer.load.plan import STOOD_STILL_S, StoodStill
 
 PROBE_S = 0.1
 LATE_S = 0.05
@@ -53,6 +54,12 @@ class HealthWatch:
         self._sends += 1
         self._late_sends += sent_s - scheduled_s > LATE_S
         self._last_scheduled_s, self._last_sent_s = scheduled_s, sent_s
+
+    def check(self) -> None:
+        """Raises ``StoodStill`` when the loop's process was stopped for longer than any work takes."""
+        late_s = max(self._max_lag_s, self._loop.time() - self._due_s if self._due_s else 0.0)
+        if late_s > STOOD_STILL_S:
+            raise StoodStill(f"the load's own process stood still for {late_s:.0f} s")
 
     def report(self) -> ClientHealth:
         elapsed_s = self._loop.time() - self._began_s

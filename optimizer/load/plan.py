@@ -11,6 +11,14 @@ CLOSING_S = 5.0
 """Most seconds that aborting what is in flight may take; an engine that needs longer is left behind."""
 
 
+STOOD_STILL_S = 10.0
+"""A wait that ends so much later than it should: the process was stopped (Ctrl-Z, a frozen container), not merely busy."""
+
+
+class StoodStill(Exception):
+    """Who drives a load stood still meanwhile: its figures and timeouts say nothing of the engine."""
+
+
 class Arrivals(StrEnum):
     """When requests are sent: as others finish, at random, evenly, or at recorded times."""
 

@@ -59,6 +59,7 @@ _KINDS = {
     "storage": "Storage failed",
     "download": "Download failed",
     "driver": "Driver failed",
+    "disturbed": "Disturbed from outside",
     "stopped_early": "Stopped early",
     "unsteady": "Unsteady",
     "overloaded": "Overloaded",

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from vopt.optimizer.engine.kin import descendants
-from vopt.optimizer.engine.server import free_port
+from vopt.optimizer.engine.ports import free_port
 from vopt.optimizer.study import read_study
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]

@@ -131,6 +131,12 @@ DIFFERENT: tuple[tuple[str, Callable[[Setup], None], str, str], ...] = (
         f"with revision {'a' * 40} of Qwen/Qwen3-8B, which is {'b' * 40} now",
         "revision=aaaa",
     ),
+    (
+        "model_files",
+        put("model_files", {"config.json": "0123456789ab"}),
+        "the model in Qwen/Qwen3-8B is not what it was",
+        "# with the model in Qwen/Qwen3-8B as it was",
+    ),
     ("engine", put("engine", "server"), "with engine = 'server', here it is 'simulated'", f"vopt resume {NAME}"),
     ("fixed", put("fixed/seed", 3), "with --set seed 3, here it is not set", f"vopt resume {NAME}"),
     ("baseline", of_a_file, "the baseline's max_num_seqs 64, here it is not set", "# with serve.sh as it was"),

@@ -7,15 +7,18 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from vopt.optimizer import locks
 from vopt.optimizer.errors import EnvironmentLacks
-from vopt.optimizer.locks import Lock, Locked, held_gpu_locks, lock_gpus, lock_study, owner_of
+from vopt.optimizer.locks import Lock, Locked, Owner, held_gpu_locks, lock_gpus, lock_study, owner_of
 
 HOLD = """
     import os, sys, time
@@ -82,6 +85,32 @@ def test_a_child_of_a_dead_owner_does_not_keep_it(tmp_path: Path) -> None:
         lock.release()
 
 
+@pytest.mark.fault("several take the lock of a dead owner at once")
+def test_only_one_takes_the_lock_of_a_dead_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, seen = tmp_path / "lock", locks.owner_of
+
+    def slowly(where: Path) -> Owner | None:
+        found = seen(where)
+        time.sleep(0.1)  # long enough for all others to see the same dead owner
+        return found
+
+    def take(_: int) -> Lock | None:
+        try:
+            return Lock(path, "study x").acquire("mine")
+        except Locked:
+            return None
+
+    with holder(path, "fork") as (process, lines):
+        assert "held" in lines
+        process.kill()
+        process.wait()
+        monkeypatch.setattr(locks, "owner_of", slowly)
+        with ThreadPoolExecutor(6) as several:
+            taken = [lock for lock in several.map(take, range(6)) if lock is not None]
+        assert len(taken) == 1
+        taken[0].release()
+
+
 def test_an_owner_on_another_host_is_believed(tmp_path: Path) -> None:
     with Lock(tmp_path / "lock", "study x").acquire("mine"):
         owner = owner_of(tmp_path / "lock")
@@ -89,6 +118,7 @@ def test_an_owner_on_another_host_is_believed(tmp_path: Path) -> None:
         assert not owner.dead
         assert replace(owner, pid=2**22 - 1).dead
         assert replace(owner, boot="another").dead
+        assert replace(owner, start_ticks=owner.start_ticks - 1).dead, "its pid was used again"
         assert not replace(owner, host="elsewhere", pid=2**22 - 1).dead
         assert "elsewhere" in replace(owner, host="elsewhere").words()
 

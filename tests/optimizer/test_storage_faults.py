@@ -229,7 +229,7 @@ def test_a_full_disk_under_the_database_is_said_at_once_in_its_own_words(tmp_pat
     engine.dispose()
     with study, pytest.raises(EnvironmentLacks, match="could not be written: database or disk is full") as caught:
         grow(study)
-    assert "vopt resume m-throughput-1" in caught.value.hint
+    assert "make room (vopt clean), then: vopt resume m-throughput-1" in caught.value.hint
 
 
 @pytest.mark.parametrize("verb", ["show", "export", "report", "resume", "dashboard"])

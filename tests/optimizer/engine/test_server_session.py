@@ -19,7 +19,8 @@ from vopt.objectives.records import LoadStatus
 from vopt.optimizer.engine import server
 from vopt.optimizer.engine.base import Session
 from vopt.optimizer.engine.kin import descendants
-from vopt.optimizer.engine.server import ServerSession, UrlSession, free_port, listens, without_place
+from vopt.optimizer.engine.ports import free_port, listens
+from vopt.optimizer.engine.server import ServerSession, UrlSession, without_place
 from vopt.optimizer.load.target import parse_target
 from vopt.optimizer.trial import Blame, Deadlines, EngineFailure, FailureKind, Phase
 
@@ -120,8 +121,9 @@ async def test_a_foreign_server_on_the_port_never_gets_a_request(serve: Serve, m
     async with serving([page]) as foreign:
         monkeypatch.setattr(server, "free_port", lambda: foreign.port)
         session = serve("silent", 1.0)
-        with pytest.raises(EngineFailure):
+        with pytest.raises(EngineFailure) as failure:
             await asyncio.to_thread(session.start, no_phase)
+        assert failure.value.failed.kind is FailureKind.PORT, "whoever has our port, the configuration is not to blame"
         assert foreign.requests == []
         assert foreign.connections == 0
 

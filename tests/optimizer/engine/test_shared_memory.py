@@ -15,7 +15,7 @@ from support.segments import SegmentWatch
 from support.sessions import eventually
 
 from vopt.optimizer.engine.drain import Drain
-from vopt.optimizer.engine.held import Held, files_held, unlink_held
+from vopt.optimizer.engine.held import Held, files_held, files_there, unlink_held
 from vopt.optimizer.engine.kin import Identity, TrackersLast, alive, descendants, identity, is_resource_tracker, send_signal
 from vopt.optimizer.engine.leftovers import Manifest, begin, run_directory
 from vopt.optimizer.engine.supervised import SupervisedProcess
@@ -202,9 +202,9 @@ def test_a_new_segment_is_written_down_before_the_next_note_is_due(
 
 @pytest.mark.fault("shared memory of a stranger")
 def test_what_a_stranger_holds_or_made_under_an_old_name_is_not_unlinked(holder: subprocess.Popen[bytes]) -> None:
-    began = time.time()
     segment = make(holder)
-    (held,) = files_held([holder.pid], since=began)
+    (held,) = files_held([holder.pid], earlier=frozenset())
+    assert files_held([holder.pid], earlier=files_there()) == frozenset(), "it was there before"
     assert unlink_held([held]) == []
     assert segment.exists(), "somebody holds it"
     holder.kill()
