@@ -132,8 +132,7 @@ def _decided() -> None:
 
 
 def _say(error: VoptError, storage: str = USUAL) -> None:
-    """What was typed wrongly is named, but no secret in it: stderr ends in logs. Imports nothing: an interruption may have cut
-    off any import."""
+    """No secret in it: stderr ends in logs. Imports nothing, for an interruption may have cut off any import."""
     secrets = known_secrets(os.environ)
     print(f"vopt: {clean_text(with_storage(error.message, storage), secrets)}", file=sys.stderr)
     if error.hint:
@@ -155,9 +154,8 @@ def search(options: SearchOptions) -> int | None:
 
     goal = find_goal(options)
     objectives = [one.metric for one in goal.objectives]
-    progress = shown_progress(
-        goal.metric, goal.direction == "maximize", options.simulate is not None, options.quiet, objectives
-    )
+    simulated = options.simulate is not None
+    progress = shown_progress(goal.metric, goal.direction == "maximize", simulated, options.quiet, objectives)
     if options.dry_run:
         with progress as listener:
             text = dry_run(options, listener)
@@ -176,10 +174,9 @@ def resume(options: ResumeOptions) -> int | None:
         from vopt.optimizer.launch import relaunch
     from vopt.optimizer.notify import notified
     from vopt.optimizer.report.shown_progress import shown_progress
-    from vopt.optimizer.report.view import StudyView
     from vopt.optimizer.study import read_study
 
-    view = StudyView.of(read_study(options.storage, options.study, data_dir=options.data_dir))
+    view = _view(read_study(options.storage, options.study, data_dir=options.data_dir))
     objectives = [str(one["metric"]) for one in view.goal.get("objectives", ())]
     progress = shown_progress(view.metric, view.maximize, view.simulated, options.quiet, objectives)
     with notified(options.notify, _told) as begun, progress as listener:
@@ -211,7 +208,6 @@ def _answer(study: StudyRecord, as_json: bool) -> int | None:
 
 
 def _view(study: StudyRecord) -> StudyView:
-    from vopt.optimizer.report.redaction import known_secrets
     from vopt.optimizer.report.view import StudyView
 
     return StudyView.of(study, known_secrets(os.environ))
@@ -283,7 +279,6 @@ def _importance(record: StudyRecord) -> Importance:
 def export(options: ExportOptions) -> int | None:
     """The answer as a shell script, YAML for vllm serve, JSON, a compose file, or Kubernetes objects."""
     from vopt.optimizer.report.deploy import export as render
-    from vopt.optimizer.report.redaction import known_secrets
 
     streams.write_text(
         render(_stored(options), options.format, options.trial, secrets=known_secrets(os.environ)), options.output
@@ -295,7 +290,6 @@ def export(options: ExportOptions) -> int | None:
 def report(options: ReportOptions) -> int | None:
     """One self-contained HTML page."""
     from vopt.optimizer.report.page import page
-    from vopt.optimizer.report.redaction import known_secrets
 
     record = _stored(options)
     output = options.output or Path(f"{record.name.replace('/', '_')}.html")
@@ -308,7 +302,6 @@ def report(options: ReportOptions) -> int | None:
 def dashboard(options: DashboardOptions) -> int | None:
     """optuna-dashboard on a read-only copy of the storage, bound to 127.0.0.1."""
     from vopt.optimizer.dashboard import serve
-    from vopt.optimizer.report.redaction import known_secrets
 
     def ready(url: str) -> None:
         print(f"optuna-dashboard on {url} (read-only; Ctrl-C ends it)", file=sys.stderr)
