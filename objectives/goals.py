@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from vopt.objectives.metrics import FEW_FOR_P99, METRICS, SLO_NAMES, Direction
@@ -289,11 +289,19 @@ _GUARDS = {
 """At a rate the same requests are due in every start, so those of them that succeed are what was served of it. The tokens that
 come while a window is open are not: with 17 requests of 6 s in 20 s, starts of one command differed by 5 % by what its ends cut
 off."""
+_EARLIER_GUARDS = {"latency": (Limit("tokens_per_s", ">=", 0.98, True),)}
+"""Of studies that an earlier version began: they go on with what their starts were judged by."""
 
 
 def is_guard(goal: Goal, limit: Limit) -> bool:
     """Whether a limit is one that the goal has by itself, and ``guard=False`` leaves out."""
-    return limit in _GUARDS.get(goal.name, ())
+    return limit in (*_GUARDS.get(goal.name, ()), *_EARLIER_GUARDS.get(goal.name, ()))
+
+
+def guarded_as(goal: Goal, stored: Goal) -> Goal:
+    """``goal`` with the guards that it had in ``stored``, where nothing else of the two differs; else ``goal`` as it is."""
+    bare, as_stored = (replace(one, limits=tuple(x for x in one.limits if not is_guard(one, x))) for one in (goal, stored))
+    return stored if bare == as_stored else goal
 
 
 def _success(given: Sequence[Limit], min_success: float | None) -> tuple[Limit, tuple[Limit, ...]]:

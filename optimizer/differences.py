@@ -29,6 +29,7 @@ NEVER_SEEDED = ("model", "gpus", "vllm_version", "goal")
 def refusal(study: str, created_at: str, options: SearchOptions, stored: Setup, now: Setup, difference: str) -> UsageError:
     """The error of a resume that finds ``difference``, a field of both setups or ``kind:name`` of a mapping in it."""
     field, _, key = difference.partition(":")
+    now = json.loads(json.dumps(now, default=str))  # as it would be stored: lists, not tuples
     seeded = None if field in NEVER_SEEDED else study
     new = search_line(options, seed_from=seeded)
     what = "a new study, which begins with the best of this one" if seeded else "a new study"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,6 +39,7 @@ from vopt.optimizer.preflight import Preflight
 from vopt.optimizer.prepare import find_asked, find_goal, find_load, find_second, setup_of
 from vopt.optimizer.propose import compile_key
 from vopt.optimizer.resumption import (
+    goal_gone_on,
     measurement_of,
     refuse_difference,
     refuse_lost_lengths,
@@ -48,8 +49,7 @@ from vopt.optimizer.resumption import (
 from vopt.optimizer.samplers import KINDS
 from vopt.optimizer.schedule import check_budget, plan, plan_notes, plan_text
 from vopt.optimizer.search import search
-from vopt.optimizer.second_load import PLAN, stored_plan
-from vopt.optimizer.served_load import ServedLoad
+from vopt.optimizer.second_load import stored_plan
 from vopt.optimizer.sessions import opener
 from vopt.optimizer.setup import Pinned, SearchSetup
 from vopt.optimizer.space_of import find_space, floor_of, search_setup
@@ -76,15 +76,17 @@ class Prepared:
     replays: bool = False
 
 
-def prepare(options: SearchOptions, listener: Listener, probe: VllmProbe | None = None) -> Prepared:
-    """Preflight. ``probe`` may be asked further by the caller.
+def prepare(
+    options: SearchOptions, listener: Listener, probe: VllmProbe | None = None, resumed: Mapping[str, Any] | None = None
+) -> Prepared:
+    """Preflight. ``probe`` may be asked further by the caller; ``resumed`` is the setup of a study that goes on.
 
     Raises ``UsageError`` or ``EnvironmentLacks`` before anything is stored."""
 
     def say(text: str) -> None:
         listener(Note(text))
 
-    goal = find_goal(options)
+    goal = find_goal(options) if resumed is None else goal_gone_on(options, resumed)
     subject = find_subject(options, say, probe, lambda text: listener(Note(text, important=True)))
     load = find_load(options, subject, say)
     asked = find_asked(options, goal)
@@ -245,7 +247,7 @@ def _gone_on(record: StudyRecord, options: ResumeOptions, listener: Listener) ->
     """The study at its end, and what of its new budget could not be spent."""
     resumed = resumption(record, options)
     with VllmProbe(interpreter_of(resumed.options)) as probe:
-        prepared = prepare(resumed.options, listener, probe)
+        prepared = prepare(resumed.options, listener, probe, record.setup)
         refuse_difference(record, resumed.options, prepared.stored)
         prepared = replace(prepared, setup=replace(prepared.setup, earlier=resumed.earlier))
         if prepared.replays:
@@ -273,9 +275,8 @@ def _search(prepared: Prepared, study: Study, listener: Listener, probe: VllmPro
             measurement_of(study.records()),
             stored_plan(study.records()),
             interruption,
+            study.records(),
         )
-        evaluator.served_load = ServedLoad.of(study.records())
-        evaluator.served_second = ServedLoad.of(study.records(), PLAN)
         watch = Watch(subject.machine.uuids)
 
         def evaluate(request: TrialRequest) -> TrialRecord:

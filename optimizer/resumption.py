@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from vopt.objectives.goals import Goal, guarded_as
 from vopt.optimizer import schedule
 from vopt.optimizer.arms import MOST_ROUNDS, round_of
 from vopt.optimizer.differences import refusal
@@ -16,7 +17,7 @@ from vopt.optimizer.errors import EnvironmentLacks, UsageError
 from vopt.optimizer.history import Stage, StudyRecord, TrialRecord
 from vopt.optimizer.measurement import Measurement, natural_ends
 from vopt.optimizer.options import ResumeOptions, SearchOptions
-from vopt.optimizer.prepare import with_typed
+from vopt.optimizer.prepare import find_goal, with_typed
 from vopt.optimizer.recommend import Verdict
 from vopt.optimizer.report.raw import RECORDS, read_records
 from vopt.optimizer.secrecy import REMOVED
@@ -95,6 +96,15 @@ def stored_options(typed: dict[str, Any]) -> SearchOptions:
     paths = ("from_file", "python", "space", "data_dir")
     values: dict[str, Any] = {name: value for name, value in typed.items() if name in known}
     return SearchOptions(**values | {name: Path(values[name]) for name in paths if values.get(name) is not None})
+
+
+def goal_gone_on(options: SearchOptions, stored: Mapping[str, Any]) -> Goal:
+    """The goal that was typed, with the guards that its starts were judged by so far."""
+    goal = find_goal(options)
+    try:
+        return guarded_as(goal, Goal.from_json(stored["goal"]))
+    except (KeyError, TypeError, ValueError):  # as no version stored it; what differs is said with all that may
+        return goal
 
 
 def refuse_difference(record: StudyRecord, options: SearchOptions, now: Mapping[str, Any]) -> None:

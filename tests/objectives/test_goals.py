@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vopt.objectives.goals import Goal, GoalError, Limit, built_in_goal, check_limits, parse_limit, too_few_for_p99
+from vopt.objectives.goals import (
+    Goal,
+    GoalError,
+    Limit,
+    built_in_goal,
+    check_limits,
+    guarded_as,
+    is_guard,
+    parse_limit,
+    too_few_for_p99,
+)
 from vopt.objectives.metrics import METRICS, Direction
 
 
@@ -169,3 +180,14 @@ def test_p99_needs_a_thousand_requests() -> None:
     assert too_few_for_p99("p99_e2e_s", 999)
     assert not too_few_for_p99("p99_e2e_s", 1000)
     assert not too_few_for_p99("p95_e2e_s", 10)
+
+
+def test_a_study_goes_on_with_the_guards_that_its_starts_were_judged_by() -> None:
+    today = built_in_goal("latency", limits=[parse_limit("p95_ttft_s<=1")])
+    before = replace(today, limits=(*today.limits[:-1], Limit("tokens_per_s", ">=", 0.98, True)))
+    assert all(is_guard(goal, goal.limits[-1]) and not is_guard(goal, goal.limits[0]) for goal in (today, before))
+    assert guarded_as(today, before) == before
+    assert guarded_as(today, today) == today
+    others = (replace(before, limits=before.limits[1:]), replace(before, metric="p95_e2e_s"), replace(before, name="goodput"))
+    for other in others:
+        assert guarded_as(today, other) == today, "what differs besides is no matter of guards"

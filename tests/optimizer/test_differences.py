@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
+from vopt.objectives.goals import built_in_goal, parse_limit
 from vopt.optimizer import cli
 from vopt.optimizer.environment import COMPARED
 from vopt.optimizer.errors import UsageError
@@ -226,6 +227,32 @@ def test_the_new_study_that_is_offered_can_be_typed_as_it_stands() -> None:
     new = next(study for name in (f"{NAME[:-1]}2",) if (study := read_study(URL, name)))
     assert new.setup["options"]["trials"] == 3
     assert new.setup["options"]["seed_from"] == NAME
+
+
+@pytest.mark.usefixtures("here")
+def test_of_a_goal_the_limit_that_differs_is_said() -> None:
+    """What a search makes of its goal now holds tuples, what is stored lists."""
+    goal = built_in_goal("throughput", limits=[parse_limit("p95_ttft_s<=0.5")])
+    record = read_study(URL)
+    with pytest.raises(UsageError, match=r"limits p95_ttft_s.value 0.5 instead of 1.5"):
+        refuse_difference(record, stored_options(record.setup["options"]), {**record.setup, "goal": goal.to_json()})
+
+
+@pytest.mark.fault("a guard that another version had")
+def test_a_latency_study_of_an_earlier_version_goes_on_with_its_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    typed = ["latency" if word == "throughput" else word for word in TYPED if word not in ("--concurrency", "16")]
+    assert vopt(*typed, "--rate", "4").exit_code == 0
+    study = optuna.load_study(storage=URL, study_name="qwen3-8b-latency-1")
+    setup = copy.deepcopy(study.user_attrs["setup"])
+    guard = {"metric": "tokens_per_s", "op": ">=", "value": 0.98, "relative_to_baseline": True}
+    setup["goal"]["limits"][-1] = guard
+    study.set_user_attr("setup", setup)
+    done = vopt("resume", "--trials", "3", "--quiet")
+    assert done.exit_code == 0, done.output
+    record = read_study(URL)
+    assert len(record.trials) == 3
+    assert record.setup["goal"]["limits"][-1] == guard
 
 
 texts = st.text("ab c'\"$-=", min_size=1, max_size=6).filter(lambda text: not text.startswith("-"))
