@@ -101,7 +101,7 @@ def measure_again(options: BenchOptions, listener: Listener) -> BenchOutcome:
     if not subject.machine.simulated:
         fetch_weights(subject.model, told.say)
     with reserved(subject, f"vopt bench of {record.name}"):
-        starts = _measure(Evaluator(bench, measurement, second), duel, options.repeat, told, goal)
+        starts = _measure(Evaluator(bench, measurement, second, earlier=record.trials), duel, options.repeat, told, goal)
     return _outcome(options, record, subject, duel, starts, findings, told.notes)
 
 

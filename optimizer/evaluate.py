@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -72,12 +72,14 @@ class Evaluator:
         measurement: Measurement | None = None,
         second: LoadPlan | None = None,
         interruption: Interruption | None = None,
+        earlier: Sequence[TrialRecord] = (),
     ) -> None:
+        """``earlier``: the starts of a study that goes on or is measured again; they settled how served ones are loaded."""
         self.bench = bench
         self.interruption = interruption or Interruption()  # one that hears no signals
         self.measurement, self.second_plan = measurement, second
         self._second: LoadResult | None = None
-        self.served_load, self.served_second = ServedLoad(), ServedLoad()
+        self.served_load, self.served_second = ServedLoad.of(earlier), ServedLoad.of(earlier, PLAN)
         self._conditions: Mapping[str, Any] = {}
 
     def __call__(self, request: TrialRequest) -> TrialRecord:

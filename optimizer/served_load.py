@@ -28,7 +28,7 @@ class ServedLoad:
         for record in records:
             found.learn(record)
             plan = record.environment.get(plan_name) or {}
-            if record.served and record.arm is not None and found.rate is None:
+            if record.served and record.arm is not None and record.failure is None and found.rate is None:
                 found.rate = plan.get("rate")
         return found
 

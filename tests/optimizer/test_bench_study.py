@@ -17,6 +17,7 @@ from vopt.optimizer.bench_duel import Answer, find_duel, judge_duel
 from vopt.optimizer.check import FlagStatus, modernised
 from vopt.optimizer.cli import app
 from vopt.optimizer.errors import UsageError
+from vopt.optimizer.evaluate import Evaluator
 from vopt.optimizer.raw_records import SECOND_RECORDS
 from vopt.optimizer.report.raw import read_records
 from vopt.optimizer.resumption import stored_variables
@@ -106,6 +107,32 @@ def test_it_is_measured_under_the_studys_own_load(place: Path) -> None:
         for index in both:
             assert now[index].prompt_tokens == before[index].prompt_tokens
             assert now[index].requested_output_tokens == before[index].requested_output_tokens
+
+
+def test_served_starts_are_loaded_as_the_study_settled_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its served baseline sustained less than the engine alone: at the rate of the search every arm would be overloaded."""
+    stored = read_study(f"sqlite:///{place}/studies.db", "confirmed")
+    at_its_rate = tuple(
+        replace(
+            trial, served=True, environment={**trial.environment, "load_plan": {**trial.environment["load_plan"], "rate": 3.0}}
+        )
+        if trial.arm is not None
+        else trial
+        for trial in stored.trials
+    )
+    monkeypatch.setattr(bench_study, "read_study", lambda *args, **more: replace(stored, trials=at_its_rate))
+    seen: list[Evaluator] = []
+    real = bench_study._measure
+
+    def watched(evaluate: Evaluator, *others: Any) -> Any:
+        seen.append(evaluate)
+        return real(evaluate, *others)
+
+    monkeypatch.setattr(bench_study, "_measure", watched)
+    assert again(place, "--study", "confirmed").exit_code == 0
+    (evaluator,) = seen
+    assert evaluator.served_load.rate == 3.0
+    assert evaluator.served_load.stall_s is not None
 
 
 def test_a_study_of_two_goals_is_measured_in_both_loads(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from vopt.objectives.records import LoadResult, LoadStatus, LoadWindow
 from vopt.optimizer.engine.base import OnPhase, OnTick
 from vopt.optimizer.evaluate import Bench, Evaluator
 from vopt.optimizer.events import Event, Note
-from vopt.optimizer.history import Arm, Stage, TrialRecord, TrialRequest
+from vopt.optimizer.history import Arm, FailureSummary, Stage, TrialRecord, TrialRequest
 from vopt.optimizer.load.plan import Arrivals, LoadPlan
 from vopt.optimizer.load.source import RequestSource
 from vopt.optimizer.measurement import Asked, Measurement
 from vopt.optimizer.second_load import PLAN, stored_plan
 from vopt.optimizer.served_load import ServedLoad
-from vopt.optimizer.trial import EngineConfig, StartClass, Started, TrialSpec
+from vopt.optimizer.trial import EngineConfig, FailureKind, Phase, StartClass, Started, TrialSpec
 
 ASKED = Asked(Arrivals.POISSON)
 MEASURED = LoadPlan(Arrivals.POISSON, 60.0, rate=8.0, stall_after_s=3.0)
@@ -84,6 +84,13 @@ def test_a_study_that_goes_on_keeps_what_was_settled() -> None:
     assert (plan.rate, plan.stall_after_s) == (6.0, 6.0)
     fresh = ServedLoad.of([replace(served(8.0, None), served=False)])
     assert (fresh.rate, fresh.stall_s) == (None, None), "in-process starts say nothing of it"
+
+
+def test_a_start_that_failed_has_settled_no_rate() -> None:
+    """Its engine died before the rate was lowered, and the next baseline may still lower it."""
+    died = replace(served(8.0, None), failure=FailureSummary(Phase.LOAD, FailureKind.ENGINE_DIED, "died"))
+    assert ServedLoad.of([died]).rate is None
+    assert ServedLoad.of([died, served(6.0)]).rate == 6.0
 
 
 class Slow(Command):
