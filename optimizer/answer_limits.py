@@ -8,6 +8,7 @@ from vopt.objectives.goals import is_guard
 from vopt.optimizer.breach import possible
 from vopt.optimizer.command import flags_text
 from vopt.optimizer.history import Stage
+from vopt.optimizer.hopeless import nothing_to_gain
 from vopt.optimizer.judge import Judged, of_stage
 from vopt.optimizer.progress import Progress, finalists
 from vopt.optimizer.verdict import Confirmation
@@ -50,6 +51,8 @@ def next_choice(progress: Progress) -> list[str]:
 def none_above(progress: Progress) -> str:
     """Why there was nothing to confirm: nothing came out above the baseline, or what did broke a limit."""
     found, baseline = _nearest_above(progress), progress.baseline
+    if baseline is not None and (kept := nothing_to_gain(baseline, progress.setup.goal)):
+        return f"no measurable gain: {kept}"
     if found is None or baseline is None:
         return "no measurable gain: no configuration came out above the baseline in the search"
     best, way_out = found

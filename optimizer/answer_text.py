@@ -8,7 +8,6 @@ from statistics import fmean
 from vopt.objectives.goals import too_few_for_p99
 from vopt.objectives.metrics import Direction
 from vopt.optimizer.compile_watch import COMPILED
-from vopt.optimizer.goodput_rate import nothing_missed
 from vopt.optimizer.history import Arm, Stage, TrialRecord
 from vopt.optimizer.judge import Judged, change_text
 from vopt.optimizer.measurement import CLIENT_LIMITED, FRONT_END_LIMITED, SCALE_OUT
@@ -259,17 +258,6 @@ def unsearched_note(progress: Progress) -> list[str]:
     return [f"{name} was not searched: {NOTHING_STATED_HYBRID}" for name in silent]
 
 
-def kept_note(progress: Progress) -> list[str]:
-    """Says it when a goodput search at a rate had nothing to gain: every request of the baseline was within its bounds."""
-    first = progress.baseline
-    if first is None or first.record.metrics is None or progress.setup.goal.metric != "goodput_per_s":
-        return []
-    if not (first.record.environment.get("load_plan") or {}).get("rate"):
-        return []  # a closed loop has no rate to raise
-    said = nothing_missed(first.record.metrics.values)
-    return [said] if said else []
-
-
 def general_notes(progress: Progress) -> list[str]:
     budget = progress.setup.budget
     notes = [
@@ -279,7 +267,6 @@ def general_notes(progress: Progress) -> list[str]:
         *rate_note(progress),
         *machine_note(progress),
         *front_end_note(progress),
-        *kept_note(progress),
         *few_note(progress),
     ]
     if progress.setup.no_serve and budget.rounds:

@@ -28,6 +28,7 @@ from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord, TrialRe
 from vopt.optimizer.host import conditions_of, reserved
 from vopt.optimizer.load.plan import LoadPlan
 from vopt.optimizer.measurement import Asked, Measurement
+from vopt.optimizer.model_files import changed
 from vopt.optimizer.not_simulated import say_left_out
 from vopt.optimizer.options import BenchOptions, SearchOptions
 from vopt.optimizer.prepare import find_load, find_second
@@ -97,6 +98,8 @@ def measure_again(options: BenchOptions, listener: Listener) -> BenchOutcome:
     for text in record.setup.get("left_out") or ():  # of the study's command then, and so of what is measured now
         told.say(str(text), important=True)
     say_left_out(subject, told.say)
+    if other := changed(record.setup.get("model_files"), Path(subject.model.name).expanduser()):
+        told.say(f"{', '.join(other)} of {subject.model.name}: not as {record.name} measured the model", important=True)
     bench = _bench(subject, stored, record, measurement, second, told)
     if not subject.machine.simulated:
         fetch_weights(subject.model, told.say)

@@ -1,11 +1,14 @@
-"""When a search must not go on: the workload is at fault, or the machine, and every further start would be wasted."""
+"""When a search must not go on: the workload is at fault, or the machine, or nothing is left to gain, and every further start
+would be wasted."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from vopt.objectives.goals import Goal
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
+from vopt.optimizer.goodput_rate import nothing_missed
 from vopt.optimizer.judge import Judged
 from vopt.optimizer.load.concurrency import RATE_SHARE
 from vopt.optimizer.trial import Blame, EngineConfig, FailureKind
@@ -46,6 +49,15 @@ def end_if_hopeless(history: Sequence[Judged], given_up: Collection[EngineConfig
             f"{INFRASTRUCTURE_IN_A_ROW} engine starts in a row failed for no fault of theirs: {failure.kind}: {failure.detail}",
             hint=f"see vopt doctor, then: vopt resume {study}",
         )
+
+
+def nothing_to_gain(baseline: Judged, goal: Goal) -> str | None:
+    """Why nothing can have a higher goodput than this baseline, which is within every bound at its rate; ``None``: it may."""
+    metrics, plan = baseline.record.metrics, baseline.record.environment.get("load_plan") or {}
+    at_rate = plan.get("rate") is not None  # a closed loop has none to raise
+    if metrics is None or goal.metric != "goodput_per_s" or not at_rate or not baseline.feasible:
+        return None
+    return nothing_missed(metrics.values)
 
 
 def overloaded_at(judged: Judged, rate: float | None, request_tokens: float) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
@@ -25,6 +26,14 @@ def contents(directory: Path) -> dict[str, str]:
         elif path.suffix in SETTINGS:
             found[path.name] = _digest(path)
     return found
+
+
+def changed(stored: Mapping[str, str] | None, directory: Path) -> list[str]:
+    """The files (or ``weights``) of a model that are no longer what ``contents`` once found; none where it found nothing."""
+    if stored is None or not directory.is_dir():
+        return []
+    found = contents(directory)
+    return sorted(name for name in stored.keys() | found.keys() if stored.get(name) != found.get(name))
 
 
 def _digest(path: Path) -> str:

@@ -16,7 +16,7 @@ from vopt.optimizer.breach import LOST_FOR_CERTAIN
 from vopt.optimizer.command import flags_text
 from vopt.optimizer.explain import next_explained
 from vopt.optimizer.history import Arm, Stage
-from vopt.optimizer.hopeless import beyond_reach
+from vopt.optimizer.hopeless import beyond_reach, nothing_to_gain
 from vopt.optimizer.judge import ARTEFACT, STOPPED_EARLY, Judged, margins, of_stage
 from vopt.optimizer.moves import Observation
 from vopt.optimizer.progress import SCREENED, Progress, candidates, objective_merits
@@ -78,7 +78,10 @@ def _baseline(progress: Progress) -> Step | None:
     if tried.record.failure is not None:
         return Finish(f"the baseline fails: {tried.reason}", infeasible=True)
     beyond = beyond_reach(tried, progress.setup.rate, progress.setup.request_tokens)
-    return None if beyond is None else Finish(beyond, infeasible=True)
+    if beyond is not None:
+        return Finish(beyond, infeasible=True)
+    kept = nothing_to_gain(tried, progress.setup.goal)
+    return None if kept is None else Finish(kept)
 
 
 def _search(progress: Progress) -> Step | None:

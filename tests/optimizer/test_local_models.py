@@ -86,6 +86,15 @@ def test_a_copy_of_the_model_and_what_does_not_run_are_the_same(model: Path) -> 
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.parametrize("change", [deeper, None])
+def test_a_recommendation_measured_again_on_another_model_says_so(model: Path, change: Callable[[Path], None] | None) -> None:
+    if change is not None:
+        change(model)
+    again = vopt("bench", "--study", "m-throughput-1", "--repeat", "2", "--json")
+    said = "config.json of ./m: not as m-throughput-1 measured the model"
+    assert (said in json.loads(again.stdout)["notes"]) == (change is not None), again.output
+
+
 @pytest.mark.fault("model directory gone before a resume")
 def test_a_model_that_is_gone_is_named_with_the_way_back(model: Path) -> None:
     model.rename(model.with_name("elsewhere"))
