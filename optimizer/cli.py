@@ -164,7 +164,7 @@ def search(options: SearchOptions) -> int | None:
     with notified(options.notify, _told) as begun, progress as listener:
         study = launch(options, listener, begun.name)
         begun.study = study
-    return _answer(study, options.json)
+    return _answer(study, options)
 
 
 @_verb("resume", ResumeOptions)
@@ -183,22 +183,22 @@ def resume(options: ResumeOptions) -> int | None:
         begun.name(view.name)
         study = relaunch(options, listener)
         begun.study = study
-    return _answer(study, options.json)
+    return _answer(study, options)
 
 
 def _told(text: str) -> None:
     print(f"vopt: {text}", file=sys.stderr)
 
 
-def _answer(study: StudyRecord, as_json: bool) -> int | None:
+def _answer(study: StudyRecord, options: SearchOptions | ResumeOptions) -> int | None:
     """The verdict on stderr, the command (or the document) on stdout; the exit code."""
     from vopt.optimizer.recommend import Verdict
     from vopt.optimizer.report import console, document, shell, show, wording
 
     view = _view(study)
     try:
-        console.write_blocks(show.answer_blocks(view), sys.stderr)
-        if as_json:
+        console.write_blocks(show.answer_blocks(view, clean_text(options.storage, known_secrets(os.environ))), sys.stderr)
+        if options.json:
             _print_json(document.answer_document(view))
         elif view.answer is not None and view.answer.argv is not None:
             print(wording.command_text(view.answer.argv, shell.exported_variables(view)))

@@ -29,6 +29,7 @@ from vopt.optimizer.report.shell import (
     withheld_variables,
 )
 from vopt.optimizer.report.view import StudyView
+from vopt.optimizer.stated_acceptance import stated_length
 
 __all__ = [
     "ExportFormat",
@@ -218,7 +219,9 @@ def _json(view: StudyView, argv: list[str], trial: str | None) -> dict[str, Any]
     if trial is None:
         return document
     words = {"argv": argv, "command": wording.command_text(argv), "variables": exported_variables(view, trial)}
-    return document | words | {"trial": trial}
+    start = view.trial(trial)
+    stated = stated_length({**(view.setup.get("fixed") or {}), **(start.config if start is not None else {})})
+    return document | words | {"stated_acceptance": stated, "trial": trial}
 
 
 def _with_comments(view: StudyView, trial: str | None, use: Sequence[str], documents: Iterable[dict[str, Any]]) -> str:

@@ -13,6 +13,7 @@ from vopt.optimizer.report.shell import exported_variables
 from vopt.optimizer.report.spent import spent
 from vopt.optimizer.report.view import Comparison, Spread, StudyView
 from vopt.optimizer.trial import Phase
+from vopt.optimizer.way_on import USUAL, with_storage
 
 _REASON_WIDTH = 110
 _VERDICT_TONES = {
@@ -37,9 +38,9 @@ def list_blocks(views: Sequence[StudyView]) -> list[Block]:
     return [table.done()]
 
 
-def answer_blocks(view: StudyView) -> list[Block]:
+def answer_blocks(view: StudyView, storage: str = USUAL) -> list[Block]:
     """What a search says at its end: verdict, gain, smallest visible gain, costs, what was rejected and why. The command is
-    not in it: it goes to standard output."""
+    not in it: it goes to standard output. ``storage``: where the lines to type find the study."""
     answer = view.answer
     if answer is None:
         return [Line(view.verdict_line())]
@@ -55,7 +56,8 @@ def answer_blocks(view: StudyView) -> list[Block]:
     if answer.verdict is Verdict.NOTHING_FEASIBLE:
         blocks.append(Line("\nThere is no command to run. A wider limit, a shorter workload or another model may have one."))
     else:
-        blocks.append(Line(f"\nvopt report {view.name} makes a page of it, vopt export {view.name} a script.", Tone.DIM))
+        page, script = (with_storage(f"vopt {verb} {view.name}", storage) for verb in ("report", "export"))
+        blocks.append(Line(f"\n{page} makes a page of it, {script} a script.", Tone.DIM))
     return blocks
 
 

@@ -74,3 +74,6 @@ def test_headline_page_and_the_script_of_one_start_say_it() -> None:
     assert '<p class="simulated">this command' in page(record), "framed, and no small print"
     assert "NOT FOR SERVICE" in export(record, "shell", view.arm(winner=True)[0].label)
     assert "NOT FOR SERVICE" not in export(record, "shell", view.arm(winner=False)[0].label)
+    for winner, stated in ((True, 1.75), (False, None)):
+        label = view.arm(winner=winner)[0].label
+        assert json.loads(export(record, "json", label))["stated_acceptance"] == stated, "of the command that is exported"

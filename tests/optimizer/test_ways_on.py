@@ -119,6 +119,9 @@ def test_the_line_to_type_finds_a_study_that_lies_elsewhere(tmp_path: Path, monk
     (study,) = list_studies(ELSEWHERE)
     assert len(study.trials) == 2
     assert not (tmp_path / "studies.db").exists()
+    ended = CliRunner().invoke(app, ["resume", study.name, "--storage", ELSEWHERE])
+    for verb in ("report", "export"):
+        assert f"vopt {verb} {study.name} --storage {ELSEWHERE}" in " ".join(ended.stderr.split())
 
 
 def _interrupted(*_: object) -> None:
