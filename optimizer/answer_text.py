@@ -170,8 +170,8 @@ def served_note(progress: Progress) -> list[str]:
     first, metric = progress.baseline, progress.setup.goal.metric
     if first is None or first.value is None or first.record.served:
         return []
-    starts = progress.starts_of(progress.baseline_config, Stage.CONFIRMATION)
-    served = [start.value for start in starts if start.record.served and start.value is not None]
+    starts = _served_baselines(progress)
+    served = [start.value for start in starts if start.value is not None]
     if not served or _rate_of(starts[0].record) != _rate_of(first.record):  # at another rate it is another figure
         return []
     ratio = fmean(served) / first.value
@@ -183,6 +183,12 @@ def served_note(progress: Progress) -> list[str]:
     ]
 
 
+def _served_baselines(progress: Progress) -> list[Judged]:
+    """Its measured starts behind the API server. One that failed has settled no rate: it may have been sent too many."""
+    starts = progress.starts_of(progress.baseline_config, Stage.CONFIRMATION)
+    return [start for start in starts if start.record.served and start.record.failure is None]
+
+
 def _rate_of(record: TrialRecord) -> float | None:
     rate: float | None = (record.environment.get("load_plan") or {}).get("rate")
     return rate
@@ -190,8 +196,7 @@ def _rate_of(record: TrialRecord) -> float | None:
 
 def rate_note(progress: Progress) -> list[str]:
     """Says it when the served commands were measured at a lower rate than the engine alone."""
-    starts = progress.starts_of(progress.baseline_config, Stage.CONFIRMATION)
-    served = next((rate for start in starts if start.record.served and (rate := _rate_of(start.record))), None)
+    served = next((rate for start in _served_baselines(progress) if (rate := _rate_of(start.record))), None)
     before = _rate_of(progress.baseline.record) if progress.baseline is not None else None
     if served is None or before is None or served == before:
         return []

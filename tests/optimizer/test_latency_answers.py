@@ -9,9 +9,10 @@ import pytest
 from calibration import normal, study
 from latency_calibration import GOAL, HOSTS, SEARCHED, Requests, answered
 
-from vopt.optimizer.history import Stage, TrialRecord
+from vopt.optimizer.history import FailureSummary, Stage, TrialRecord
 from vopt.optimizer.judge import change_text
 from vopt.optimizer.recommend import Recommendation, Verdict
+from vopt.optimizer.trial import FailureKind, Phase
 
 SLOW = pytest.mark.slow
 
@@ -30,14 +31,18 @@ def test_a_true_gain_is_found_and_nothing_is_made_up(host: str, studies: int) ->
         assert gained.count(Verdict.BETTER) >= 0.9 * len(gained)
 
 
-def said(rate: float, served_rate: float, requests: int) -> Recommendation:
-    """A study whose trials were measured at ``rate`` and whose served commands at ``served_rate``."""
+def said(rate: float, served_rate: float, requests: int, died: str = "") -> Recommendation:
+    """A study whose trials were measured at ``rate`` and whose served commands at ``served_rate``; the start ``died`` did so
+    before its rate was settled."""
     made = Requests(HOSTS["plain"], 0.1, 3)
 
     def start(record: TrialRecord, rng: np.random.Generator) -> TrialRecord:
         shown = made.start(record, rng)
         assert shown.metrics is not None
         served = record.stage is not Stage.SEARCH
+        if record.label == died:
+            failure = FailureSummary(Phase.LOAD, FailureKind.ENGINE_DIED, "died")
+            return replace(record, metrics=None, failure=failure, served=True, environment={"load_plan": {"rate": rate}})
         plan = {"rate": served_rate if served else rate}
         metrics = replace(shown.metrics, succeeded=requests)
         if not served:  # faster in-process, as far as anybody can say
@@ -53,6 +58,9 @@ def test_another_rate_behind_the_server_is_said_and_its_latency_not_compared() -
     assert lowered.verdict is Verdict.BETTER
     assert any("confirmed at 6 requests/s: at the 8 of the search" in note for note in lowered.notes)
     assert not any("ranked by" in note for note in lowered.notes), "the difference is the rate's"
+    after_a_death = said(8.0, 6.0, 480, died="confirm-1-baseline")
+    assert any("confirmed at 6 requests/s: at the 8 of the search" in note for note in after_a_death.notes)
+    assert not any("ranked by" in note for note in after_a_death.notes)
     same = said(8.0, 8.0, 480)
     assert not any("confirmed at" in note for note in same.notes)
     assert any("ranked by" in note for note in same.notes)
