@@ -7,6 +7,7 @@ from statistics import fmean
 
 from vopt.objectives.goals import too_few_for_p99
 from vopt.objectives.metrics import Direction
+from vopt.optimizer.breach import ended_well
 from vopt.optimizer.compile_watch import COMPILED
 from vopt.optimizer.history import Arm, Stage, TrialRecord
 from vopt.optimizer.judge import Judged, change_text
@@ -248,7 +249,8 @@ def few_note(progress: Progress) -> list[str]:
         judged.record for judged in progress.searched
     ]
     at_rate = [record for record in deciding if (record.environment.get("load_plan") or {}).get("rate")]
-    fewest = min((record.metrics.succeeded for record in at_rate if record.metrics is not None), default=FEW_AT_RATE)
+    counted = [record.metrics.succeeded for record in at_rate if record.metrics is not None and ended_well(record)]
+    fewest = min(counted, default=FEW_AT_RATE)
     if fewest >= FEW_AT_RATE:
         return []
     return [

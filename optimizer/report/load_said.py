@@ -12,7 +12,8 @@ from vopt.optimizer.report.view import StudyView
 def load_said(view: StudyView) -> str:
     """``12.1 requests/s at random times, 0.6 of what the baseline sustained; windows of 40 s, 459 requests counted a start``;
     empty before a start was measured."""
-    starts = [trial for trial in view.confirmed or view.searched if trial.metrics and trial.environment.get("load_plan")]
+    measured = [trial for trial in view.confirmed or view.searched if trial.metrics and not trial.failure]
+    starts = [trial for trial in measured if trial.environment.get("load_plan")]
     if not starts:
         return ""
     plan: Mapping[str, Any] = starts[0].environment["load_plan"]

@@ -9,7 +9,7 @@ from support import golden
 from support.sample_study import study
 
 from vopt.objectives.metrics import Metrics
-from vopt.optimizer.history import Arm, Stage, StudyRecord, TrialRecord
+from vopt.optimizer.history import Arm, FailureSummary, Stage, StudyRecord, TrialRecord
 from vopt.optimizer.recommend import Gain
 from vopt.optimizer.report.blocks import plain_text
 from vopt.optimizer.report.comparison import few_for
@@ -17,6 +17,7 @@ from vopt.optimizer.report.load_said import load_said
 from vopt.optimizer.report.page import page
 from vopt.optimizer.report.show import answer_blocks
 from vopt.optimizer.report.view import StudyView
+from vopt.optimizer.trial import FailureKind, Phase
 
 PLAN = {"arrivals": "poisson", "concurrency": None, "rate": 12.0, "window_s": 40.0, "sustained_per_s": 20.0}
 
@@ -72,6 +73,12 @@ def test_the_load_names_rate_share_and_requests() -> None:
     assert "9 requests/s" in lowered
     assert "(in the search 12, at which the served baseline's queue grew)" in lowered
     assert load_said(StudyView.of(replace(latency(), trials=()))) == ""
+    searched = replace(latency(), trials=latency().trials[:2])
+    died = replace(searched.trials[1], failure=FailureSummary(Phase.LOAD, FailureKind.ENGINE_DIED, "died"))
+    assert died.metrics is not None
+    died = replace(died, metrics=replace(died.metrics, succeeded=3))
+    beside = load_said(StudyView.of(replace(searched, trials=(searched.trials[0], died))))
+    assert beside.endswith("windows of 40 s, 480 requests counted a start"), "what died is no figure"
 
 
 @pytest.mark.parametrize(("requests", "named"), [(100, False), (480, True)])
