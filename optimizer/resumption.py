@@ -15,6 +15,8 @@ from vopt.optimizer.differences import refusal
 from vopt.optimizer.environment import first_difference
 from vopt.optimizer.errors import EnvironmentLacks, UsageError
 from vopt.optimizer.history import Stage, StudyRecord, TrialRecord
+from vopt.optimizer.hopeless import beyond_reach, nothing_to_gain
+from vopt.optimizer.judge import judge
 from vopt.optimizer.measurement import Measurement, natural_ends
 from vopt.optimizer.options import ResumeOptions, SearchOptions
 from vopt.optimizer.prepare import find_goal, with_typed
@@ -163,17 +165,29 @@ def unspent(setup: SearchSetup, typed: ResumeOptions, before: StudyRecord, after
     known = {trial.label for trial in before.trials}
     fresh = {trial.stage for trial in after.trials if trial.label not in known}
     budget, name, said = setup.budget, before.name, []
+    at_baseline = _ended_at_its_baseline(setup, after)
     if typed.trials is not None and Stage.SEARCH not in fresh:
-        said.append(f"--trials {typed.trials}: {_why_no_search(setup, before, after)}")
+        said.append(f"--trials {typed.trials}: {at_baseline or _why_no_search(setup, before, after)}")
     if typed.rounds and Stage.CONFIRMATION not in fresh:
         said.append(f"--rounds {typed.rounds}: {_why_no_round(setup, typed.rounds, after)}")
     if typed.soak and Stage.SOAK not in fresh:
         done = any(trial.stage is Stage.SOAK for trial in before.trials)
         said.append(f"--soak: {'the winner was soaked already' if done else 'there is no winner to soak'}")
-    if not fresh and not said:
+    if not fresh and not said and at_baseline is not None:
+        said.append(f"{name} is finished, nothing was measured: {at_baseline}")
+    elif not fresh and not said:
         more = f" or --rounds {MOST_ROUNDS if budget.rounds else 3}" if budget.rounds < MOST_ROUNDS else ""
         said.append(f"{name} is finished, nothing was measured; vopt resume {name} --trials {budget.trials + 8}{more} goes on")
     return tuple(said)
+
+
+def _ended_at_its_baseline(setup: SearchSetup, after: StudyRecord) -> str | None:
+    """Why no other configuration is worth a start, whatever budget there is; ``None`` where one may be."""
+    first = next((trial for trial in after.trials if trial.failure is None and trial.metrics is not None), None)
+    if first is None:
+        return None
+    baseline = judge(first, setup.goal, None)
+    return beyond_reach(baseline, setup.rate, setup.request_tokens) or nothing_to_gain(baseline, setup.goal)
 
 
 def _why_no_search(setup: SearchSetup, before: StudyRecord, after: StudyRecord) -> str:

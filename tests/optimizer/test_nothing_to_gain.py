@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from landscapes import small_landscape
+from support.sample_study import study
 from typer.testing import CliRunner, Result
 
+from vopt.objectives.metrics import Metrics
+from vopt.objectives.records import LoadStatus
 from vopt.optimizer.cli import app
 from vopt.optimizer.history import Stage
+from vopt.optimizer.options import ResumeOptions
+from vopt.optimizer.resumption import unspent
+from vopt.optimizer.setup import Budget, SearchSetup
 from vopt.optimizer.study import read_study
 
 SEARCH = (
@@ -41,6 +49,21 @@ def test_one_start_is_enough_and_says_what_would_show_a_gain() -> None:
     again = vopt("resume", "--trials", "5", "--quiet", "--json")
     assert json.loads(again.stdout)["reason"] == document["reason"]
     assert len(read_study("sqlite:///studies.db").trials) == 1
+    for words in (["--trials", "5"], []):
+        said = vopt("resume", "--quiet", *words).stderr
+        assert "goodput is never above what is sent" in said.partition("No measurable gain")[0], "why no start was made"
+        assert "--vary" not in said
+        assert "goes on" not in said, "no budget helps"
+
+
+def test_a_resume_of_a_search_that_was_sent_too_much_says_so() -> None:
+    landscape, record = small_landscape(), study()
+    metrics = Metrics({"requests_per_s": 40.0, "tokens_per_s": 8000.0, "success_rate": 1.0}, succeeded=400)
+    baseline = replace(record.trials[0], status=LoadStatus.OVERLOADED, metrics=metrics, environment={})
+    made = replace(record, trials=(baseline,))
+    setup = SearchSetup(landscape.goal, landscape.space, Budget(trials=8, rounds=1, time_s=600, soak_s=0), rate=400.0)
+    (said,) = unspent(setup, ResumeOptions(trials=8), made, made)
+    assert said.startswith("--trials 8: at --rate 400 the baseline is overloaded")
 
 
 def test_where_a_bound_is_missed_the_search_goes_on() -> None:
