@@ -11,20 +11,25 @@ from vopt.optimizer.first_load import LOWER, LOWER_GOODPUT, LOWERED, LoadOnce
 from vopt.optimizer.history import Arm, TrialRecord
 from vopt.optimizer.load.plan import LoadPlan
 from vopt.optimizer.measurement import STALL_FACTOR, Asked
+from vopt.optimizer.second_load import PLAN
+
+FIRST = "load_plan"
 
 
 @dataclass(slots=True)
 class ServedLoad:
     """What the served starts so far have settled: ``stall_s`` after which a request in flight has stalled, and the ``rate``
-    (requests per second) of all of them; ``None``: not yet, or no open loop."""
+    (requests per second) of all of them; ``None``: not yet, or no open loop. ``plan_name``: which of two loads it is, by where a
+    record's environment keeps its plan."""
 
     stall_s: float | None = None
     rate: float | None = None
+    plan_name: str = FIRST
 
     @classmethod
-    def of(cls, records: Iterable[TrialRecord], plan_name: str = "load_plan") -> ServedLoad:
-        """As the starts of a study that goes on have settled it; ``plan_name``: where they keep the load's plan."""
-        found = cls()
+    def of(cls, records: Iterable[TrialRecord], plan_name: str = FIRST) -> ServedLoad:
+        """As the starts of a study that goes on have settled it."""
+        found = cls(plan_name=plan_name)
         for record in records:
             found.learn(record)
             plan = record.environment.get(plan_name) or {}
@@ -33,6 +38,10 @@ class ServedLoad:
         return found
 
     def learn(self, record: TrialRecord) -> None:
+        """Of two loads the latencies of a start are the second's: at its rate, far below those of a closed loop, in which
+        requests that only wait their turn would have stalled by them."""
+        if (PLAN in record.environment) is not (self.plan_name == PLAN):
+            return
         if record.served and record.arm is Arm.BASELINE and record.failure is None and record.metrics is not None:
             p99_s = record.metrics.get("p99_e2e_s")
             self.stall_s = None if p99_s is None else STALL_FACTOR * p99_s

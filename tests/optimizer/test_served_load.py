@@ -86,6 +86,17 @@ def test_a_study_that_goes_on_keeps_what_was_settled() -> None:
     assert (fresh.rate, fresh.stall_s) == (None, None), "in-process starts say nothing of it"
 
 
+def test_of_two_loads_the_latencies_are_the_second_ones() -> None:
+    """Three times the p99 at 0.6 of what is sustained is less than what a request of a full closed loop takes."""
+    both = replace(served(None), environment={"load_plan": {"rate": None}, PLAN: {"rate": 6.0}})
+    first, second = ServedLoad.of([both]), ServedLoad.of([both], PLAN)
+    assert (first.stall_s, first.rate) == (None, None)
+    assert (second.stall_s, second.rate) == (6.0, 6.0)
+    cut_off = served(None)  # its first load did not come to an end, so there was no second one
+    assert ServedLoad.of([cut_off], PLAN).stall_s is None
+    assert ServedLoad.of([cut_off]).stall_s == 6.0
+
+
 def test_a_start_that_failed_has_settled_no_rate() -> None:
     """Its engine died before the rate was lowered, and the next baseline may still lower it."""
     died = replace(served(8.0, None), failure=FailureSummary(Phase.LOAD, FailureKind.ENGINE_DIED, "died"))
