@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,7 +100,10 @@ def test_the_command_is_copied_as_it_is(driver: browser.webdriver.Chrome, pages:
         "const done = arguments[0]; navigator.clipboard.readText().then(done, e => done(String(e)))"
     )
     assert copied == driver.find_element(By.ID, "command").text
-    assert copied.startswith("vllm serve Qwen/Qwen3.5-35B-A3B-FP8 \\\n")
+    words = shlex.split(copied)
+    program = words.index("vllm")
+    assert [word.partition("=")[0] for word in words[:program]] == ["LMCACHE_NOTE", "VLLM_USE_DEEP_GEMM"], "its variables"
+    assert words[program + 1 : program + 3] == ["serve", "Qwen/Qwen3.5-35B-A3B-FP8"]
 
 
 def test_dark_is_dark_and_its_figures_too(driver: browser.webdriver.Chrome, pages: Path) -> None:
