@@ -19,8 +19,8 @@ FIRST = "load_plan"
 @dataclass(slots=True)
 class ServedLoad:
     """What the served starts so far have settled: ``stall_s`` after which a request in flight has stalled, and the ``rate``
-    (requests per second) of all of them; ``None``: not yet, or no open loop. ``plan_name``: which of two loads it is, by where a
-    record's environment keeps its plan."""
+    (requests per second) of all of them; ``None``: not yet, or no open loop. ``plan_name``: where a record's environment keeps
+    the plan of this load, which may be one of two."""
 
     stall_s: float | None = None
     rate: float | None = None
