@@ -87,7 +87,8 @@ class Lock:
         """
         folder = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
+            with contextlib.suppress(OSError):  # NFS locks nothing that is open for reading alone (flock(2))
+                fcntl.flock(folder, fcntl.LOCK_EX)
             owner = owner_of(self.path)
             if owner is None or not owner.dead:
                 raise Locked(self._what, owner, hint=self._hint) from None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import stat
 import subprocess
 import sys
 import textwrap
@@ -47,6 +50,27 @@ def holder(path: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], lis
             for line in lines:
                 if line.isdigit():
                     os.kill(int(line), 9)
+
+
+def test_where_folders_cannot_be_locked_the_owner_is_named_and_a_dead_one_put_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS: an exclusive lock takes a file that is open for writing, which no folder is."""
+    real = fcntl.flock
+
+    def of_files_only(fd: int, operation: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        real(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", of_files_only)
+    path = tmp_path / "lock"
+    with holder(path, "and a child") as (process, _):
+        with pytest.raises(Locked, match=f"process {process.pid}"):
+            Lock(path, "study x").acquire("a second search")
+        process.kill()
+        process.wait()
+        Lock(path, "study x").acquire("a search of x").release()
 
 
 @pytest.mark.fault("two searches on one study")
