@@ -51,7 +51,7 @@ _AUTH_MODES = re.compile(
     "basic|digest|bearer|oauth2?|oidc|kerberos|gssapi|iam|m?tls|ssl|sasl|token|password|trust|md5|ldap|saml"
 )
 _PATH = re.compile(r"(?:~|\.{1,2})?/[^\s@]*")
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?[kKmMgG]?")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[kKmMgG]|[eE][+-]?\d+)?")
 _SPECIAL_TOKEN = re.compile(r"<.*>|\[[A-Z_0-9]+\]", re.DOTALL)
 
 _SHAPES: Mapping[str, str] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from vopt.optimizer.command import shell_line, split_environment, to_argv, to_words
 from vopt.optimizer.command_reader import parse_command
 from vopt.optimizer.errors import UsageError
-from vopt.optimizer.secrecy import refuse_secret
+from vopt.optimizer.secrecy import refuse_secret, refuse_words
 from vopt.optimizer.trial import EngineConfig
 from vopt.search_spaces.arguments import Argument, Arguments, Kind, stored_arguments, stored_versions
 
@@ -53,6 +54,9 @@ def innocent(argument: Argument, value: Any) -> bool:
     """Whether a value may be written down: what is drawn can look like a secret, {"AUTHORIZATION": 1} say."""
     try:
         refuse_secret(argument.name, value)
+        refuse_words(
+            [argument.flags[0], json.dumps(value, separators=(",", ":"))]
+        )  # {"api_key": 1234567}: as text it may be one
     except UsageError:
         return False
     return True

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from vopt.optimizer.errors import UsageError
 from vopt.optimizer.report.redaction import clean, clean_argv
-from vopt.optimizer.secrecy import REMOVED, clean_text, holds_secret, known_secrets, refuse_known, refuse_secret, refuse_words
+from vopt.optimizer.secrecy import (
+    REMOVED,
+    clean_text,
+    holds_secret,
+    known_secrets,
+    refuse_known,
+    refuse_secret,
+    refuse_words,
+    secret_shape,
+)
 
 WORD = "geheim" + "nis0815"
 
@@ -152,3 +161,9 @@ def test_the_value_of_a_secret_variable_of_this_shell_is_refused_by_its_name() -
 def test_a_number_is_a_password_and_no_count_of_tokens_is() -> None:
     assert holds_secret("DB_PASSWORD", 12345678)
     assert not holds_secret("max_token", 12345678)
+
+
+@pytest.mark.parametrize("count", ["12345678", "1.0000000000000002e+16", "1e-123456", "-2.5E7", "100000.5", "131072k"])
+def test_a_count_is_none_in_whatever_form_it_is_written(count: str) -> None:
+    assert secret_shape(f'{{"max_token":{count}}}') is None
+    assert secret_shape(f'{{"password":{count}}}') is not None
