@@ -79,7 +79,13 @@ def strings(file: Path) -> list[list[str | None]]:
 
 
 def test_every_failure_that_an_engine_words_has_an_entry() -> None:
-    by_other_means = {FailureKind.HANG, FailureKind.LOW_SUCCESS, FailureKind.STORAGE, FailureKind.BAD_REQUEST}
+    by_other_means = {
+        FailureKind.HANG,
+        FailureKind.LOW_SUCCESS,
+        FailureKind.STORAGE,
+        FailureKind.BAD_REQUEST,
+        FailureKind.DISTURBED,
+    }
     assert {rule.kind for rule in rules()} == set(FailureKind) - by_other_means
 
 
