@@ -26,9 +26,9 @@ test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -q --durations=40 --durations-min=5 -m "not gpu and not long" || \
 	  $(BIN)/python -m pytest -q -m "not gpu and not long" --last-failed --last-failed-no-failures none
 
-## What to run while writing: under two minutes.
+## What to run while writing: two to three minutes on two cores.
 test-quick: $(VENV)/installed-test
-	$(BIN)/python -m pytest -q -m "not gpu and not vllm and not browser and not slow"
+	$(BIN)/python -m pytest -q -n auto -m "not gpu and not vllm and not browser and not slow"
 
 ## Every fault, without and with a real engine; ends with the table of what became of each.
 faults: $(VENV)/installed-test

@@ -16,11 +16,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.children import children
 from support.sessions import eventually, leader_of, named, plan, source
 
 from vopt.objectives.records import LoadResult, LoadStatus
 from vopt.optimizer.engine import trial_process
-from vopt.optimizer.engine.kin import alive, descendants
+from vopt.optimizer.engine.kin import alive
 from vopt.optimizer.engine.process import ProcessSession, engine_environment
 from vopt.optimizer.engine.spare import Spares
 from vopt.optimizer.engine.wire import plan_to_json
@@ -66,11 +67,11 @@ def trial(tmp_path: Path, bare_python: str) -> Iterator[Trial]:
         sessions.append(ProcessSession(spec, spares))
         return sessions[-1]
 
-    before = {entry.identity for entry in descendants(os.getpid())}  # multiprocessing's own, where another test needed it
+    before = children()
     yield make
     for session in sessions:
         session.close()
-    assert {entry.identity for entry in descendants(os.getpid())} <= before, "a trial left a process behind"
+    assert children() <= before, "a trial left a process behind"
 
 
 def no_phase(phase: Phase, words: str) -> None: ...

@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.children import children
 from support.fault_server import serving, status
 from support.sessions import plan, source, spec
 
 from vopt.objectives.records import LoadStatus
 from vopt.optimizer.engine import server
 from vopt.optimizer.engine.base import Session
-from vopt.optimizer.engine.kin import descendants
 from vopt.optimizer.engine.ports import free_port, listens
 from vopt.optimizer.engine.server import ServerSession, UrlSession, without_place
 from vopt.optimizer.load.target import parse_target
@@ -45,10 +45,10 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         sessions.append(ServerSession(trial, ("vllm", "serve", "m", *words), clients=1))
         return sessions[-1]
 
-    before = {entry.identity for entry in descendants(os.getpid())}  # multiprocessing's own, where another test needed it
+    before = children()
     yield make
     assert [session.close() for session in sessions] == [()] * len(sessions)
-    assert {entry.identity for entry in descendants(os.getpid())} <= before
+    assert children() <= before
 
 
 def test_start_load_stop(serve: Serve, tmp_path: Path) -> None:
