@@ -67,13 +67,16 @@ class ProcessSession:
             self._spec.directory.mkdir(parents=True, exist_ok=True)
             environment, self._cache = trial_environment(self._spec)
             self._hosted = self._spares.take(self._spec.python, environment) if self._spares else None
-            if self._hosted is None:
-                self._hosted = spawn(self._spec.python, environment, self.log)
-            else:
+            if self._hosted is not None:
                 self._imported_ahead = True
                 self._hosted.process.move_log(self.log)
                 assert self._spares is not None
                 self._spares.tidy()
+            elif self._spares is not None:
+                cpu_build = probe(self._spec.python).cpu_build
+                self._hosted = self._spares.spawn(self._spec.python, environment, self.log, cpu_build=cpu_build)
+            else:
+                self._hosted = spawn(self._spec.python, environment, self.log)
 
     def start(self, on_phase: OnPhase) -> Started:
         spec = self._spec
@@ -95,6 +98,8 @@ class ProcessSession:
         if self._spares is not None and not probe(spec.python).cpu_build:  # there it would take the engine's own cores
             self._spares.prepare(spec.python, trial_environment(spec)[0], spec.directory.parent)
         event = self._await({"started"}, Phase.START, until)
+        if self._spares is not None:
+            self._spares.learn(spawned=event["spawned"])
         ahead = self._readahead.settle()
         log = read_start_log(self._lines(20_000))
         parts = dict(event["start_parts_s"])

@@ -20,6 +20,8 @@ from vopt.optimizer.engine.wire import Channel, ChannelClosed
 
 SETTLE_S = 60.0
 ANSWER_S = 10.0
+ENOUGH_CORES = 8
+"""On fewer, a second process that imports delays the first."""
 
 
 @dataclass(slots=True)
@@ -59,12 +61,13 @@ class Hosted:
         self.channel.close()
 
 
-def spawn(python: str, environment: Mapping[str, str], log: Path) -> Hosted:
-    """A trial process on ``python``; it begins to import at once."""
+def spawn(python: str, environment: Mapping[str, str], log: Path, *, server: bool = False) -> Hosted:
+    """A trial process on ``python``; it begins to import at once. ``server``: and so does a fork server for its engine core."""
     command_read, command_write = os.pipe()
     event_read, event_write = os.pipe()
+    words = [str(command_read), str(event_write), *(["server"] if server else [])]
     process = SupervisedProcess(
-        [python, "-m", "vopt.optimizer.engine.trial_process", str(command_read), str(event_write)],
+        [python, "-m", "vopt.optimizer.engine.trial_process", *words],
         environment=environment,
         log=log,
         pass_fds=(command_read, event_write),
@@ -79,6 +82,16 @@ class Spares:
         self._waiting: Hosted | None = None
         self._like: tuple[str, dict[str, str]] | None = None
         self._directory: Path | None = None
+        self._cores_are_forked = False
+
+    def learn(self, *, spawned: bool) -> None:
+        """How vLLM began the engine core of the last start: by a spawn, or by a fork of the trial process."""
+        self._cores_are_forked = not spawned
+
+    def spawn(self, python: str, environment: Mapping[str, str], log: Path, *, cpu_build: bool = False) -> Hosted:
+        """A trial process for now, with a server for its core unless that is known to be forked, or would take its cores."""
+        server = not (cpu_build or self._cores_are_forked or len(os.sched_getaffinity(0)) < ENOUGH_CORES)
+        return spawn(python, environment, log, server=server)
 
     def prepare(self, python: str, environment: Mapping[str, str], near: Path) -> None:
         """Spawn the next trial's process, unless one waits. Its log begins under ``near``, the file system of the trials."""
@@ -87,7 +100,7 @@ class Spares:
             return
         self.close()
         self._directory = Path(tempfile.mkdtemp(prefix=".spare-", dir=near))
-        self._waiting, self._like = spawn(python, environment, self._directory / "engine.log"), like
+        self._waiting, self._like = self.spawn(python, environment, self._directory / "engine.log"), like
 
     def settle(self) -> None:
         """Wait until the waiting process has done its imports; one that cannot is ended, and the trial itself will say why."""

@@ -1,7 +1,8 @@
 """What runs in a trial process: one vLLM engine from start to stop, driven by JSON lines. Standard library and vLLM only.
 
-    python -m vopt.optimizer.engine.trial_process IN_FD OUT_FD
+    python -m vopt.optimizer.engine.trial_process IN_FD OUT_FD [server]
 
+With ``server`` what vLLM spawns comes from a fork server that has imported it (``core_start``).
 Commands: ``{"do": "ping"}``, ``{"do": "start", ...}``, ``{"do": "load", ...}``, ``{"do": "stop_load"}``, ``{"do": "stop"}``;
 end of input is a stop. Events: ``ready`` (vLLM is imported), ``started``, ``tick``, ``loaded``, ``failed``.
 The module body stays empty of work: vLLM's spawned children import it again.
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from vopt.objectives.records import LoadResult
+from vopt.optimizer.engine import core_start
 from vopt.optimizer.engine.wire import Channel, ChannelClosed, Message, plan_from_json, tick_to_json
 from vopt.optimizer.load.source import RequestSource
 
@@ -126,6 +128,7 @@ async def serve(channel: Channel, import_s: float) -> NoReturn:
                         "kv_cache_tokens": started.kv_cache_tokens,
                         "num_gpu_blocks": started.num_gpu_blocks,
                         "start_parts_s": dict(started.start_parts_s),
+                        "spawned": core_start.spawned(),
                     }
                 )
             elif order["do"] == "load":
@@ -143,12 +146,15 @@ def main() -> None:
     os.set_inheritable(int(sys.argv[1]), False)  # the engine's children must not keep the pipes open
     os.set_inheritable(int(sys.argv[2]), False)
     began_s = time.monotonic()
+    if served := sys.argv[3:] == ["server"]:
+        core_start.begin_server()
     try:
         import vllm.engine.arg_utils
         import vllm.v1.engine.async_llm  # noqa: F401 - the slow half of a start; done before the engine's turn comes
     except BaseException as error:
         channel.send(failed(error) | {"during": "import"})
         raise
+    core_start.prepare(dict(os.environ) if served and core_start.server_is_ready() else None)
     import_s = time.monotonic() - began_s
     with contextlib.suppress(ChannelClosed):
         channel.send({"event": "ready", "import_s": import_s})

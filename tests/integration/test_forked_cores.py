@@ -1,0 +1,147 @@
+"""Engine cores that vLLM would spawn, forked from a server that imported it: the real vLLM for the CPU, which always spawns.
+
+There it sets variables that libraries read when they are loaded, so a core of its own is spawned. Here they are set before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.segments import SegmentWatch
+from support.sessions import eventually, leader_of, named, plan, source, spec
+
+from vopt.objectives.records import LoadStatus
+from vopt.optimizer.engine import spare
+from vopt.optimizer.engine.kin import descendants
+from vopt.optimizer.engine.process import ProcessSession
+from vopt.optimizer.engine.spare import Hosted, Spares
+from vopt.optimizer.trial import EngineFailure, FailureKind, Phase
+
+pytestmark = pytest.mark.vllm
+
+TUNED_KERNEL = Path(__file__).parents[1] / "support" / "tuned_kernel.py"
+Opened = Callable[..., ProcessSession]
+
+
+class Serving(Spares):
+    """Spares as on a GPU host with many cores."""
+
+    def spawn(self, python: str, environment: Mapping[str, str], log: Path, *, cpu_build: bool = False) -> Hosted:
+        return spare.spawn(python, environment, log, server=True)
+
+
+def set_before() -> dict[str, str]:
+    """What ``platforms/cpu.py`` sets once vLLM is imported, and leaves as it is when it finds it."""
+    site = Path(str(importlib.util.find_spec("vllm").origin)).parents[1]  # type: ignore[union-attr]
+    libraries = [
+        next(iter(sorted(site.glob(pattern))), None) for pattern in ("vllm/libs/libtcmalloc*.so*", "torch*/**/libgomp*.so*")
+    ]
+    return {
+        "NUMEXPR_MAX_THREADS": str(len(os.sched_getaffinity(0))),
+        "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "LD_PRELOAD": ":".join(map(str, filter(None, libraries))),
+    }
+
+
+@pytest.fixture
+def opened(tmp_path: Path, vllm_python: str, tiny_models: tuple[Path, Path], engine_cache: Path) -> Iterator[Opened]:
+    sessions: list[ProcessSession] = []
+
+    def make(environment: Mapping[str, str], **arguments: Any) -> ProcessSession:
+        wanted = spec(tmp_path / str(len(sessions)), tiny_models[0], vllm_python, engine_cache, **arguments)
+        sessions.append(ProcessSession(dataclasses.replace(wanted, environment=environment), Serving()))
+        return sessions[-1]
+
+    with SegmentWatch() as watch:
+        yield make
+        assert all(session.close() == () for session in sessions)
+        assert descendants(os.getpid()) == ()
+        assert watch.left() == []
+
+
+def no_phase(phase: Phase, words: str) -> None: ...
+
+
+def said(session: ProcessSession) -> list[str]:
+    return [line for line in session.log.read_text().splitlines() if line.startswith("vopt:")]
+
+
+def test_a_forked_core_is_the_engine_that_a_spawned_one_is(opened: Opened) -> None:
+    forked, spawned = opened(set_before(), max_num_seqs=8), opened({}, max_num_seqs=8)
+    started = forked.start(no_phase)
+    assert said(forked) == ["vopt: EngineCore is forked, its imports are done"]
+    (core,) = named("VLLM::EngineC")
+    assert core.parent != leader_of(forked._up.process)
+    result = forked.load(source(), plan(window_s=2.0), lambda tick: True)
+    assert result.status in (LoadStatus.COMPLETE, LoadStatus.UNSTEADY)
+    assert all(record.succeeded or record.censored for record in result.records)
+    assert forked.close() == ()
+    other = spawned.start(no_phase)
+    assert len(said(spawned)) == 1
+    assert "is spawned and imports again, since" in said(spawned)[0]
+    assert "LD_PRELOAD" in said(spawned)[0]
+    assert dict(started.resolved) == dict(other.resolved)
+    assert started.kv_cache_tokens == other.kv_cache_tokens
+
+
+@pytest.mark.fault("forked engine core killed under load")
+def test_the_death_of_a_forked_core_is_noticed(opened: Opened) -> None:
+    session = opened(set_before())
+    session.start(no_phase)
+    (core,) = named("VLLM::EngineC")
+
+    def kill(tick: Any) -> bool:
+        if tick.at_s > 1.0:
+            os.kill(core.identity.pid, signal.SIGKILL)
+        return True
+
+    with pytest.raises(EngineFailure) as caught:
+        session.load(source(), plan(window_s=30.0), kill)
+    assert caught.value.failed.kind is FailureKind.ENGINE_DIED
+    assert caught.value.failed.phase is Phase.LOAD
+    eventually(lambda: named("VLLM") == ())
+
+
+def tune(python: str, cache: Path, how: str) -> tuple[dict[str, Any], str]:
+    source = Path(spare.__file__).parents[2]
+    names = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(source.parent))))
+    done = subprocess.run(
+        [python, str(TUNED_KERNEL), str(cache), how],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": names},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return document, done.stderr
+
+
+def test_kernels_are_tuned_with_their_candidates_compiled_side_by_side(tmp_path: Path, vllm_python: str) -> None:
+    """Triton's own tuning and compiling; which candidate wins is its own affair, and so is what a broken mode leaves."""
+    plain, _ = tune(vllm_python, tmp_path / "plain", "plain")
+    together, _ = tune(vllm_python, tmp_path / "together", "side-by-side")
+    broken, words = tune(vllm_python, tmp_path / "broken", "broken")
+    assert [timed["known_before"] for timed in plain["timed"]] == [0, 1, 2, 3, 4, 5]
+    assert [timed["known_before"] for timed in together["timed"]] == [6] * 6, "all were compiled before the first was timed"
+    assert plain["threads"] == ["MainThread"]
+    assert "MainThread" not in together["threads"]
+    assert plain["best"] == together["best"] == broken["best"] == [64, 4]
+    assert plain["launched"] == together["launched"] == 4
+    assert plain["names"] is together["names"] is None
+    assert broken["timed"] == plain["timed"]
+    assert "vopt: kernels are compiled one by one: TypeError" in words
+    again, _ = tune(vllm_python, tmp_path / "together", "side-by-side")
+    assert again["timed"] == [], "the winner is on disk"
+    assert again["best"] == [64, 4]
