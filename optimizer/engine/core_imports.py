@@ -7,26 +7,28 @@ anything did is written down (``core_start.note``), for the trial process to dec
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
-import os
 
 from vopt.optimizer.engine.core_start import CLEAN, note
 
-MODULES = ("vllm.v1.engine.async_llm", "vllm.v1.engine.core", "vllm.compilation.backends")
-"""The first is what vLLM lets its own fork server import (``entrypoints/openai/api_server.py``, 0.20 to 0.33), and holds nine
-tenths of what a core imports. Model runners do not belong here: theirs (``gdn_attn.py``, 0.22.1) asks CUDA for the device."""
+MODULES = ("vllm.v1.engine.async_llm", "vllm.v1.engine.core", "vllm.compilation.backends", "vllm.model_executor.model_loader")
+"""The first is what vLLM lets its own fork server import (``entrypoints/openai/api_server.py``, 0.20 to 0.33). It took 10.7 s
+on an H200 host, the third, which is Inductor, 4.3 s (0.22.1). No models: the gated delta net asks CUDA for the device."""
 TOUCHED = "touched the GPU"
-OPENED_BY_CUDA = "/dev/nvidia-uvm"
-"""What CUDA's initialisation opens and NVML's, which vLLM asks for the platform while it is imported, does not."""
+LIBRARY = "libcuda.so.1"
+NOT_INITIALISED = 3
+"""``CUDA_ERROR_NOT_INITIALIZED``: what every call of the driver answers in a process that has not initialised it (CUDA Driver
+API). Open files do not tell: NVML, which vLLM asks for the platform, opens the same devices."""
 
 
 def initialised_cuda() -> bool:
     """Whether this process did, through torch, Triton or any other library."""
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the listing's own is closed by now
-            if os.readlink(f"/proc/self/fd/{number}").startswith(OPENED_BY_CUDA):
-                return True
-    return False
+    try:
+        driver = ctypes.CDLL(LIBRARY)
+    except OSError:
+        return False
+    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != NOT_INITIALISED
 
 
 def import_all() -> None:

@@ -120,6 +120,8 @@ async def serve(channel: Channel, import_s: float) -> NoReturn:
                 engine = VllmEngine.build(order["model"], order["arguments"], order.get("revision"))
                 parts = {"import": import_s, "engine": time.monotonic() - began_s}
                 started = engine.started(parts)
+                if not core_start.spawned():
+                    core_start.end_server()
                 channel.send(
                     {
                         "event": "started",
@@ -150,11 +152,17 @@ def main() -> None:
         core_start.begin_server()
     try:
         import vllm.engine.arg_utils
-        import vllm.v1.engine.async_llm  # noqa: F401 - the slow half of a start; done before the engine's turn comes
+        import vllm.v1.engine.async_llm  # the slow half of a start; done before the engine's turn comes
+
+        with contextlib.suppress(ImportError):  # Inductor, 4 s of it, for cores that are forked from here
+            import vllm.compilation.backends  # noqa: F401
     except BaseException as error:
         channel.send(failed(error) | {"during": "import"})
         raise
-    core_start.prepare(dict(os.environ) if served and core_start.server_is_ready() else None)
+    ready = served and core_start.server_is_ready()
+    if served and not ready:
+        core_start.end_server()
+    core_start.prepare(dict(os.environ) if ready else None)
     import_s = time.monotonic() - began_s
     with contextlib.suppress(ChannelClosed):
         channel.send({"event": "ready", "import_s": import_s})

@@ -54,11 +54,11 @@ def set_before() -> dict[str, str]:
 
 
 @pytest.fixture
-def opened(tmp_path: Path, vllm_python: str, tiny_models: tuple[Path, Path], engine_cache: Path) -> Iterator[Opened]:
+def opened(tmp_path: Path, vllm_python: str, tiny_models: tuple[Path, Path]) -> Iterator[Opened]:
     sessions: list[ProcessSession] = []
 
     def make(environment: Mapping[str, str], **arguments: Any) -> ProcessSession:
-        wanted = spec(tmp_path / str(len(sessions)), tiny_models[0], vllm_python, engine_cache, **arguments)
+        wanted = spec(tmp_path / str(len(sessions)), tiny_models[0], vllm_python, tmp_path / "cache", **arguments)
         sessions.append(ProcessSession(dataclasses.replace(wanted, environment=environment), Serving()))
         return sessions[-1]
 
@@ -79,7 +79,10 @@ def said(session: ProcessSession) -> list[str]:
 def test_a_forked_core_is_the_engine_that_a_spawned_one_is(opened: Opened) -> None:
     forked, spawned = opened(set_before(), max_num_seqs=8), opened({}, max_num_seqs=8)
     started = forked.start(no_phase)
-    assert said(forked) == ["vopt: EngineCore is forked, its imports are done"]
+    assert said(forked) == [
+        "vopt: the model's class was inspected in a forked process",
+        "vopt: EngineCore is forked, its imports are done",
+    ]
     (core,) = named("VLLM::EngineC")
     assert core.parent != leader_of(forked._up.process)
     result = forked.load(source(), plan(window_s=2.0), lambda tick: True)
@@ -90,8 +93,11 @@ def test_a_forked_core_is_the_engine_that_a_spawned_one_is(opened: Opened) -> No
     assert len(said(spawned)) == 1
     assert "is spawned and imports again, since" in said(spawned)[0]
     assert "LD_PRELOAD" in said(spawned)[0]
-    assert dict(started.resolved) == dict(other.resolved)
-    assert started.kv_cache_tokens == other.kv_cache_tokens
+    measured = {"num_gpu_blocks", "kv_cache_tokens"}  # by what this host's memory holds at that moment
+    assert {name: value for name, value in started.resolved.items() if name not in measured} == {
+        name: value for name, value in other.resolved.items() if name not in measured
+    }
+    assert started.kv_cache_tokens == pytest.approx(other.kv_cache_tokens, rel=0.02)
 
 
 @pytest.mark.fault("forked engine core killed under load")

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from vopt.optimizer.engine import core_imports, core_start
 from vopt.optimizer.engine.core_start import difference
 from vopt.optimizer.engine.package import trial_package
 
@@ -121,23 +123,32 @@ def test_what_libraries_read_when_they_are_loaded_needs_a_process_of_its_own(tmp
 
 
 def test_a_server_that_opened_the_gpu_is_not_used(tmp_path: Path) -> None:
-    """As a module that asks CUDA for the device would leave it: with the driver's memory device open."""
+    """As a module that asks CUDA for the device would leave it."""
     extra = tmp_path / "extra" / "vllm" / "compilation"
     extra.mkdir(parents=True)
     (extra.parent / "__init__.py").write_text(
         f"__path__.append({str(STUB / 'vllm')!r})\nfrom importlib.machinery import PathFinder\n__version__ = '0.32.0+stub'\n"
     )
     (extra / "__init__.py").write_text("")
-    device = tmp_path / "nvidia-uvm"
-    device.write_text("")
     (extra / "backends.py").write_text(
-        "import vopt.optimizer.engine.core_imports as imports\n"
-        f"imports.OPENED_BY_CUDA = {str(device)!r}\nheld = open({str(device)!r})\n"
+        "import vopt.optimizer.engine.core_imports as imports\nimports.initialised_cuda = lambda: True\n"
     )
     path = os.pathsep.join((str(trial_package()), str(tmp_path / "extra"), str(STUB)))
     report, _ = run(tmp_path, "server", PYTHONPATH=path)
     assert not report["ready"]
     assert report["parent"] == report["me"]
+
+
+@pytest.mark.parametrize(("answer", "initialised"), [(3, False), (0, True), (100, True)])
+def test_the_driver_says_whether_it_is_initialised(monkeypatch: pytest.MonkeyPatch, answer: int, initialised: bool) -> None:
+    driver = SimpleNamespace(cuDeviceGetCount=lambda count: answer)
+    monkeypatch.setattr(core_imports.ctypes, "CDLL", lambda name: driver)
+    assert core_imports.initialised_cuda() is initialised
+
+
+def test_without_a_driver_nothing_is_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_imports, "LIBRARY", "libcuda-that-is-not-there.so.1")
+    assert not core_imports.initialised_cuda()
 
 
 def test_imports_that_fail_leave_vllm_to_say_why(tmp_path: Path) -> None:
@@ -152,6 +163,44 @@ def test_imports_that_fail_leave_vllm_to_say_why(tmp_path: Path) -> None:
     report, _ = run(tmp_path, "server", PYTHONPATH=path)
     assert report["code"] == 7
     assert report["said"] == "hello"
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    stand_in = SimpleNamespace(_run_in_subprocess=lambda function: f"vLLM's own {function()}")
+    monkeypatch.setitem(sys.modules, "vllm.model_executor.models.registry", stand_in)  # type: ignore[arg-type]
+    return stand_in
+
+
+def test_a_models_class_is_inspected_in_a_fork_if_that_can_be_done(
+    registry: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_start, "_in_fork", lambda environment, function: (dict(environment), function()))
+    core_start.inspect_in_fork(dict(os.environ))
+    assert registry._run_in_subprocess(lambda: 7) == ({}, 7)
+    monkeypatch.setenv("VLLM_SOMETHING", "1")
+    assert registry._run_in_subprocess(lambda: 7) == ({"VLLM_SOMETHING": "1"}, 7)
+    monkeypatch.setenv("OMP_NUM_THREADS", "77")
+    assert registry._run_in_subprocess(lambda: 7) == "vLLM's own 7"
+
+
+def test_what_fails_in_a_fork_is_inspected_as_vllm_does(
+    registry: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(environment: object, function: object) -> None:
+        raise EOFError("the process is gone")
+
+    monkeypatch.setattr(core_start, "_in_fork", fails)
+    core_start.inspect_in_fork(dict(os.environ))
+    assert registry._run_in_subprocess(lambda: 7) == "vLLM's own 7"
+    assert "vopt: the model's class is inspected again: EOFError: the process is gone" in capsys.readouterr().err
+
+
+def test_another_vllm_without_that_function_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "vllm.model_executor.models.registry", other)  # type: ignore[arg-type]
+    core_start.inspect_in_fork({})
+    assert vars(other) == {}
 
 
 def test_environments_differ_by_name() -> None:
