@@ -63,7 +63,9 @@ def server_is_ready(patience_s: float = PATIENCE_S) -> bool:
 
 def end_server() -> None:
     """Ends a server that nothing comes from any more, and waits for its end; not one that a process was forked from."""
-    with contextlib.suppress(Exception):  # CPython's own tests call this; without it the server waits, idle, for the trial's end
+    with contextlib.suppress(
+        Exception
+    ):  # CPython's own tests call this; without it the server waits, idle, for the trial's end
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 

@@ -118,10 +118,11 @@ class SimulatedSession:
         noise: Noise = Noise(),
         gpus: int | None = None,
         crash_regions: tuple[CrashRegion, ...] = CRASH_REGIONS,
+        unaided: bool = False,
     ) -> None:
         self._spec, self._shape, self._hardware, self._version = spec, shape, hardware, version
         self._caches = caches if caches is not None else SimulatedCaches()
-        self._noise, self._regions = noise, crash_regions
+        self._noise, self._regions, self._unaided = noise, crash_regions, unaided
         self._gpus = max(1, len(spec.gpus)) if gpus is None else gpus
         self._engine: SimulatedEngine | None = None
         self._started: Started | None = None
@@ -198,6 +199,7 @@ class SimulatedSession:
             weight_bytes=self._stored_bytes(plan),
             dummy=arguments.get("load_format") == "dummy",
             eager=_eager(arguments.get("enforce_eager"), arguments.get("optimization_level")),
+            unaided=self._unaided,
         )
         spread = random.Random(f"start {self._seed}").gauss(0.0, 0.03) if self._noise.restart else 0.0
         return {part: seconds * math.exp(spread) for part, seconds in parts.items()}

@@ -70,14 +70,14 @@ def device_of(gpus: Sequence[str]) -> Hardware:
 
 
 def session(
-    model: str, arguments: Mapping[str, Any], device: Hardware, version: str, caches: SimulatedCaches
+    model: str, arguments: Mapping[str, Any], device: Hardware, version: str, caches: SimulatedCaches, unaided: bool = True
 ) -> SimulatedSession:
-    """A simulated start without noise. Raises ``ValueError`` for a model whose shape is not known."""
+    """A simulated start without noise, as vLLM does it by itself unless it is said. ``ValueError``: the model is not known."""
     shape = known_model(model) or known_model(f"Qwen/{model}")
     if shape is None:
         raise ValueError(f"{model}: no such model in search_spaces/models.toml")
     spec = TrialSpec("compared", model, EngineConfig(arguments), Path("unused"), "python", deadlines=Deadlines(start_s=3600.0))
-    return SimulatedSession(spec, shape, device, version=version, noise=Noise(0.0, 0.0), caches=caches)
+    return SimulatedSession(spec, shape, device, version=version, noise=Noise(0.0, 0.0), caches=caches, unaided=unaided)
 
 
 def engine_start_s(parts: Mapping[str, float]) -> float:
@@ -204,15 +204,21 @@ PAGES = {
 """Published pages in a closed loop: model, device, requests in flight. Those at a rate show no throughput."""
 
 
+AIDED, HALF_AIDED = "-forked", "-tuned"
+"""Names of runs with forked cores and kernels compiled side by side, and with the latter alone, which is nobody's state."""
+
+
 def of_restarts(path: Path) -> Iterator[Compared]:
     """vopt's side of the restart benchmark: a compile key each, caches empty before the first."""
     for name, restarts in json.loads(path.read_text()).items():
         caches = SimulatedCaches()
-        for restart in restarts if isinstance(restarts, list) else ():
+        for restart in restarts if isinstance(restarts, list) and not name.endswith(HALF_AIDED) else ():
             if restart["side"] != "vopt":
                 continue
             model = next(known for known in MODELS if name.startswith(known.lower()))
-            one = session(f"Qwen/{model}", restart["config"], hardware("h200"), RESTARTED_VERSION, caches)
+            one = session(
+                f"Qwen/{model}", restart["config"], hardware("h200"), RESTARTED_VERSION, caches, not name.endswith(AIDED)
+            )
             simulated = started_figures(one.start(lambda phase, words: None))
             config = {"max_num_batched_tokens": restart["config"]["max_num_batched_tokens"]}
             yield Compared(f"restarts of {name}", config, {"engine_start_s": restart["parts_s"]["engine"]}, simulated)

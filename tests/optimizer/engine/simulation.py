@@ -60,6 +60,7 @@ def session(
     seed: int = 0,
     caches: SimulatedCaches | None = None,
     gpus: int = 1,
+    unaided: bool = False,
 ) -> SimulatedSession:
     return SimulatedSession(
         spec(arguments, name, label, seed),
@@ -69,6 +70,7 @@ def session(
         noise=noise,
         caches=caches,
         gpus=gpus,
+        unaided=unaided,
     )
 
 
