@@ -102,11 +102,14 @@ def lend_inspections(cache: Path) -> None:
     for name in _names(asked):
         if (known / name).exists():
             continue
-        with contextlib.suppress(OSError):  # then vLLM inspects again, as it would without us
+        draft = known / f".{name}.{os.getpid()}"
+        try:
             known.mkdir(parents=True, exist_ok=True)
-            draft = known / f".{name}.{os.getpid()}"
             shutil.copyfile(asked / name, draft)
             draft.replace(known / name)
+        except OSError:  # a full disk, say: then vLLM inspects again, as it would without us
+            with contextlib.suppress(OSError):
+                draft.unlink()
 
 
 KEPT_OUT = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACEHUB_API_TOKEN", "VLLM_API_KEY", "OPENAI_API_KEY", "WANDB_API_KEY")

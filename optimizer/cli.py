@@ -293,7 +293,8 @@ def report(options: ReportOptions) -> int | None:
 
     record = _stored(options)
     output = options.output or Path(f"{record.name.replace('/', '_')}.html")
-    streams.write_text(page(record, _importance(record), secrets=known_secrets(os.environ)), output)
+    secrets = known_secrets(os.environ)
+    streams.write_text(page(record, _importance(record), secrets=secrets, storage=options.storage), output)
     print(output)
     return None
 

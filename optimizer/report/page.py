@@ -20,6 +20,8 @@ from vopt.optimizer.report.load_figures import Records, record_figures, wanted_r
 from vopt.optimizer.report.page_template import SCRIPT, STYLE
 from vopt.optimizer.report.raw import records_of
 from vopt.optimizer.report.view import StudyView
+from vopt.optimizer.secrecy import clean_text
+from vopt.optimizer.way_on import USUAL
 
 _SECTIONS = (
     ("comparison", "Result"),
@@ -33,14 +35,16 @@ _SECTIONS = (
 )
 
 
-def page(record: StudyRecord, importance: Importance | None = None, *, secrets: Sequence[str] = ()) -> str:
+def page(
+    record: StudyRecord, importance: Importance | None = None, *, secrets: Sequence[str] = (), storage: str = USUAL
+) -> str:
     """The page of a study. Raw request records are read from the directories that the study names. ``secrets`` are values
-    that must not be in it."""
+    that must not be in it; ``storage`` is where the study lies, for the lines to type."""
     view = StudyView.of(record, secrets)
-    return render_page(view, importance or Importance(), records_of(wanted_records(view)))
+    return render_page(view, importance or Importance(), records_of(wanted_records(view)), clean_text(storage, secrets))
 
 
-def render_page(view: StudyView, importance: Importance, records: Records) -> str:
+def render_page(view: StudyView, importance: Importance, records: Records, storage: str = USUAL) -> str:
     """The page as text. Pure."""
     figures = {figure.name: figure for figure in (*search_figures(view, importance.shares), *record_figures(view, records))}
     contents = {
@@ -50,7 +54,7 @@ def render_page(view: StudyView, importance: Importance, records: Records) -> st
         "latency": sections.drawn(figures, "ecdf-ttft", "ecdf-tpot", "ecdf-e2e", "load-in-flight", "load-tokens"),
         "time": sections.drawn(figures, "timeline"),
         "trials-section": sections.trials(view),
-        "reproduce": sections.reproduce(view),
+        "reproduce": sections.reproduce(view, storage),
         "provenance": sections.provenance(view),
     }
     parts = [(name, title, contents[name]) for name, title in _SECTIONS if contents[name]]

@@ -16,6 +16,7 @@ from vopt.optimizer.report.shell import exported_variables
 from vopt.optimizer.report.show import comparison_table, cost_text, front_table, override_table, rejected_table
 from vopt.optimizer.report.view import StudyView
 from vopt.optimizer.stated_acceptance import WRONG_TEXT
+from vopt.optimizer.way_on import USUAL, with_storage
 
 _TONES = {Verdict.BETTER: "good", Verdict.NO_GAIN: "", Verdict.NOTHING_FEASIBLE: "bad", Verdict.UNCONFIRMED: "warn"}
 _SIMULATED = "Simulated: no engine ran. Measure before you rely on any figure here."
@@ -188,8 +189,8 @@ def _requests(trial: TrialRecord) -> str:
     return "; ".join(said)
 
 
-def reproduce(view: StudyView) -> str:
-    """What to type to measure it again."""
+def reproduce(view: StudyView, storage: str = USUAL) -> str:
+    """What to type to measure it again, where the study lies in ``storage``."""
     answer = view.answer
     steps = []
     if answer and answer.argv is not None:
@@ -201,7 +202,7 @@ def reproduce(view: StudyView) -> str:
         steps.append(("The baseline", wording.command_lines(answer.baseline_argv)))
     parts = []
     for number, (title, command) in enumerate(steps):
-        parts += [html.element("h3", html.text(title)), command_box(f"reproduce-{number}", command)]
+        parts += [html.element("h3", html.text(title)), command_box(f"reproduce-{number}", with_storage(command, storage))]
     typed = {name: value for name, value in (view.setup.get("options") or {}).items() if value not in (None, [], "", False)}
     if typed:
         parts += [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import errno
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -124,6 +125,19 @@ def test_a_cache_that_cannot_be_written_lends_nothing_and_stops_nothing(tmp_path
     (tmp_path / "vllm").write_text("a file where a folder belongs")
     caches.lend_inspections(tmp_path)
     assert (tmp_path / "vllm").is_file()
+
+
+def test_a_full_disk_leaves_no_half_of_what_is_lent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "asked" / "modelinfos").mkdir(parents=True)
+    (tmp_path / "asked" / "modelinfos" / "new.json").write_text("learned by asking")
+
+    def half(source: Path, target: Path) -> None:
+        target.write_text(source.read_text()[:5])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(caches.shutil, "copyfile", half)
+    caches.lend_inspections(tmp_path)
+    assert list((tmp_path / "vllm" / "modelinfos").iterdir()) == []
 
 
 def test_engines_share_a_cache_only_with_their_like(tmp_path: Path) -> None:

@@ -66,6 +66,16 @@ def test_only_our_two_scripts_may_run() -> None:
     assert text.count(get_plotlyjs()) == 1, "the library is inlined once"
 
 
+def test_lines_to_type_say_where_the_study_lies_and_no_password() -> None:
+    study = sample_study.study()
+    assert "--storage" not in body(page(study))
+    text = body(page(study, storage="postgresql://me:hunter2@db/vopt", secrets=("hunter2",)))
+    lines = [line for line in re.findall(r"vopt (?:export|bench)[^<]*", text) if study.name in line]
+    assert len(lines) == 2
+    assert all("--storage" in line and "db/vopt" in line for line in lines), lines
+    assert "hunter2" not in text
+
+
 def test_hostile_text_stays_text() -> None:
     made = sample_study.study()
     answer = made.recommendation
