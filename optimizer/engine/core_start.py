@@ -19,6 +19,7 @@ import importlib
 import multiprocessing
 import os
 import pickle
+import signal
 import sys
 import tempfile
 import time
@@ -34,8 +35,13 @@ IMPORTS = "vopt.optimizer.engine.core_imports"
 CLEAN = "clean"
 HANDED_OVER = ("VLLM_", "AITER_")
 """Read by vLLM, and by ROCm's kernels, when they are needed; a module of vLLM's sets the second everywhere (0.28 and later)."""
+AT_EXEC = ("LD_", "PYTHON", "GLIBC_", "MALLOC_")
+"""Read by the loader, the C library and the interpreter when a program begins."""
 PATIENCE_S = 20.0
 """For a server that imports the same as this process, at the same time."""
+INSPECTION_S = 60.0
+"""For a model's class: seconds where vLLM is imported already."""
+ENDING_S = 5.0
 
 
 def note() -> Path:
@@ -43,38 +49,78 @@ def note() -> Path:
     return Path(tempfile.gettempdir()) / "core-imports"
 
 
-def begin_server() -> None:
-    """Starts the fork server, which imports while this process does. Before anything else is imported or started."""
-    note().write_text("")  # an order; the server's imports answer it
-    multiprocessing.set_forkserver_preload([IMPORTS])
-    forkserver.ensure_running()
+_begun_in: dict[str, str] = {}
+_server: int | None = None
+_spawned: list[str] = []
+_forked: list[str] = []
+
+
+def begin_server() -> bool:
+    """Starts the fork server, which imports while this process does; whether it could be. Before anything else is imported."""
+    global _server
+    _begun_in.update(os.environ)
+    try:
+        note().write_text("")  # an order; the server's imports answer it
+        multiprocessing.set_forkserver_preload([IMPORTS])
+        forkserver.ensure_running()
+    except OSError as error:
+        say(f"there is no fork server: {error}")
+        return False
+    _server = getattr(forkserver._forkserver, "_forkserver_pid", None)  # the same in 3.10 to 3.14
+    return _server is not None
+
+
+def _ended() -> Any:
+    """``None`` while the server lives. In a process that vLLM forked from this one it is no child, and counts as ended. Its end
+    stays to be collected: ``multiprocessing`` asks for it as well."""
+    if _server is None:
+        return True
+    try:
+        return os.waitid(os.P_PID, _server, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
 
 
 def server_is_ready(patience_s: float = PATIENCE_S) -> bool:
-    """Whether its imports are done and left the GPU alone; waits for them at most so long."""
+    """Whether its imports are done, all of them, and left the GPU alone; waits for them at most so long."""
     until = time.monotonic() + patience_s
-    while time.monotonic() < until:
+    said = ""
+    while not said and time.monotonic() < until and _ended() is None:
         with contextlib.suppress(OSError):
-            if said := note().read_text():
-                return said == CLEAN
-        time.sleep(0.02)
-    return False
+            said = note().read_text()
+        time.sleep(0.0 if said else 0.02)
+    if said != CLEAN:
+        say(f"the fork server is not used: {said or ('its imports take long' if _ended() is None else 'it ended')}")
+    return said == CLEAN
 
 
 def end_server() -> None:
-    """Ends a server that nothing comes from any more, and waits for its end; not one that a process was forked from."""
-    with contextlib.suppress(
-        Exception
-    ):  # CPython's own tests call this; without it the server waits, idle, for the trial's end
+    """Kills a server that nothing comes from any more; one that a process was forked from stays.
+
+    It would end by itself when nobody has the other end of its pipe: an engine core that vLLM forked from this process has."""
+    if _forked:
+        return
+    if _server is not None and _ended() is None:
+        os.kill(_server, signal.SIGKILL)  # a child that nobody has waited for: no other process can have its number
+    with contextlib.suppress(Exception):  # CPython's own tests call this, which also waits for the end and unlinks the socket
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+def lost() -> str | None:
+    """How the server ended that a process was forked from, if it did: to vLLM each of those ended with it, whatever they do."""
+    ended = _ended()
+    if not _forked or ended is None:
+        return None
+    how = "ended"
+    if ended is not True:
+        killed = ended.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
+        how = f"was killed by signal {ended.si_status}" if killed else f"ended with exit status {ended.si_status}"
+    return f"the fork server that {', '.join(_forked)} came from {how}"
 
 
 def difference(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str | None]:
     """What changed between two environments, by name; ``None``: is gone."""
     return {name: now.get(name) for name in sorted({*before, *now}) if before.get(name) != now.get(name)}
-
-
-_spawned: list[str] = []
 
 
 def spawned() -> bool:
@@ -93,6 +139,17 @@ def prepare(environment: Mapping[str, str] | None) -> None:
         inspect_in_fork(environment)
 
 
+def _changed(environment: Mapping[str, str]) -> tuple[dict[str, str | None], list[str]]:
+    """(what to hand over to a process that is forked now, names of what cannot be): ``environment`` is the server's.
+
+    The last are also those that the imports set and only a new program heeds: ``LD_LIBRARY_PATH`` for CUDA's compatibility
+    libraries (``env_override.py``, 0.20 to 0.33)."""
+    changed = difference(environment, os.environ)
+    others = [name for name in changed if not name.startswith(HANDED_OVER)]
+    others += [name for name in difference(_begun_in, os.environ) if name.startswith(AT_EXEC) and name not in others]
+    return changed, others
+
+
 def inspect_in_fork(environment: Mapping[str, str]) -> None:
     """vLLM inspects a model's class in a process of its own, since a model's module may initialise CUDA. That process, which
     imports vLLM first (8 of 13 s, an H200 host, 0.22.1), comes from the server too. Where it fails, vLLM's own has the word."""
@@ -102,8 +159,8 @@ def inspect_in_fork(environment: Mapping[str, str]) -> None:
         return
 
     def inspect(function: Callable[[], Any]) -> Any:
-        changed = difference(environment, os.environ)
-        if not all(name.startswith(HANDED_OVER) for name in changed):
+        changed, others = _changed(environment)
+        if others or _ended() is not None:
             return own(function)
         try:
             answer = _in_fork(changed, function)
@@ -121,21 +178,32 @@ def _in_fork(environment: Mapping[str, str | None], function: Callable[[], Any])
 
     context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=begin, args=(environment, _answer, cloudpickle.dumps(function), sender))
-    process.start()
-    sender.close()
+    process = context.Process(target=begin, args=(environment, _server, _answer, cloudpickle.dumps(function), sender))
     try:
-        return pickle.loads(receiver.recv_bytes())  # ends with the process, if not before
+        process.start()
+        sender.close()
+        if not receiver.poll(INSPECTION_S):  # true as well when the process ends
+            process.kill()
+            raise TimeoutError(f"no answer for {INSPECTION_S:g} s")
+        answer, error = pickle.loads(receiver.recv_bytes())
+        if error is not None:
+            raise RuntimeError(error)
+        return answer
     finally:
+        sender.close()
         receiver.close()
-        process.join()
+        if process.pid is not None:
+            process.join(ENDING_S)
 
 
 def _answer(function: bytes, sender: Any) -> None:
-    """As ``registry._run`` does it."""
-    plugins = importlib.import_module("vllm.plugins")
-    plugins.load_general_plugins()
-    sender.send_bytes(pickle.dumps(pickle.loads(function)()))
+    """As ``registry._run`` does it; what goes wrong is told, not printed: that log is searched for what an engine died of."""
+    try:
+        importlib.import_module("vllm.plugins").load_general_plugins()
+        answer = pickle.dumps((pickle.loads(function)(), None))
+    except Exception as error:  # noqa: BLE001 - for the process that asked
+        answer = pickle.dumps((None, f"{type(error).__name__}: {error}"))
+    sender.send_bytes(answer)
 
 
 def lend(environment: Mapping[str, str] | None) -> None:
@@ -145,23 +213,36 @@ def lend(environment: Mapping[str, str] | None) -> None:
     def popen(process: Any) -> Any:
         if process._target is None:  # a class with a ``run`` of its own
             return popen_spawn_posix.Popen(process)
-        changed = {} if environment is None else difference(environment, os.environ)
-        others = [name for name in changed if not name.startswith(HANDED_OVER)]
-        forked = environment is not None and not others and spawn.get_executable() == executable
+        changed, others = ({}, []) if environment is None else _changed(environment)
+        forked = environment is not None and not others and spawn.get_executable() == executable and _ended() is None
         _spawned.append(process.name)
-        process._target = functools.partial(begin, changed if forked else {}, process._target)
+        target = process._target
         if forked:
+            process._target = functools.partial(begin, changed, _server, target)
             say(f"{process.name} is forked, its imports are done")
-            return popen_forkserver.Popen(process)
+            try:
+                started = popen_forkserver.Popen(process)
+            except (OSError, EOFError) as error:  # the server was killed, or has no memory for a fork
+                say(f"{process.name} is spawned after all: {type(error).__name__}: {error}")
+            else:
+                _forked.append(process.name)
+                return started
         if others:
             say(f"{process.name} is spawned and imports again, since {', '.join(others)} changed")
+        process._target = functools.partial(begin, {}, None, target)
         return popen_spawn_posix.Popen(process)
 
     SpawnProcess._Popen = staticmethod(popen)  # type: ignore[assignment, method-assign]
 
 
-def begin(environment: Mapping[str, str | None], target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What a spawned process runs first; ``target`` is what vLLM wants of it. A worker that a core spawns imports again."""
+def begin(
+    environment: Mapping[str, str | None], server: int | None, target: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """What a spawned process runs first; ``target`` is what vLLM wants of it. A worker that a core spawns imports again.
+
+    ``server``: what it was forked from. If that is gone by now, it may not have told of the fork, and another was spawned."""
+    if server not in (None, os.getppid()):
+        sys.exit("vopt: the fork server ended")
     for name, value in environment.items():
         if value is None:
             os.environ.pop(name, None)

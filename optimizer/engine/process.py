@@ -146,7 +146,7 @@ class ProcessSession:
             source_file.unlink(missing_ok=True)  # prompts are not kept
         result = LoadResult.from_json(event["result"], read_records(records_file))
         if result.status is LoadStatus.ENGINE_DIED:
-            self._fail(Phase.LOAD, exception=event.get("dead") or result.detail, load=result)
+            self._fail(Phase.LOAD, exception=event.get("dead") or result.detail, load=result, lost=event.get("lost"))
         return result
 
     def _order(self, message: Message, phase: Phase) -> None:
@@ -174,18 +174,27 @@ class ProcessSession:
                 if time.monotonic() >= until:
                     self._fail(phase, hang=True)
             elif event["event"] == "failed":
-                self._fail(phase, exception=f"{event['type']}: {event['message']}")
+                self._fail(phase, exception=f"{event['type']}: {event['message']}", lost=event.get("lost"))
             elif event["event"] in wanted:
                 return event
 
     def _fail(
-        self, phase: Phase, *, exception: str | None = None, hang: bool = False, load: LoadResult | None = None
+        self,
+        phase: Phase,
+        *,
+        exception: str | None = None,
+        hang: bool = False,
+        load: LoadResult | None = None,
+        lost: str | None = None,
     ) -> NoReturn:
-        """End the trial, then say what happened: only then is its log complete."""
+        """End the trial, then say what happened: only then is its log complete. ``lost``: how a helper of ours ended, and the
+        engine with it; if the kernel did that for lack of memory, the engine took it."""
         process = self._up.process
         ending, disturbance = Ending(process.exit_code), process.disturbed
         leftovers = self._end(polite=False)
         oom_killed = room.oom_kills() > self._oom_kills
+        if lost is not None and disturbance is None and not oom_killed:
+            disturbance = (0, lost)
         failed = classify(phase, ending, exception or process.spawn_error, self._lines(4000), hang=hang, oom_killed=oom_killed)
         if exception is None and not hang and ending.code is None:
             failed = dataclasses.replace(failed, detail=f"{failed.detail} ({Ending(process.exit_code).words()})")

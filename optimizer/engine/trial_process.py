@@ -67,6 +67,7 @@ def failed(error: BaseException) -> Message:
         "type": type(error).__name__,
         "message": str(error)[:4000],
         "traceback": "".join(traceback.format_exception(error))[-8000:],
+        "lost": core_start.lost(),
     }
 
 
@@ -103,7 +104,7 @@ async def load(engine: Any, order: Message, commands: Commands, channel: Channel
     gc.freeze()
     result = await drive(engine, source, plan_from_json(order["plan"]), on_tick)
     write_records(result, Path(order["records"]))
-    channel.send({"event": "loaded", "result": result.to_json(), "dead": engine.dead})
+    channel.send({"event": "loaded", "result": result.to_json(), "dead": engine.dead, "lost": core_start.lost()})
 
 
 async def serve(channel: Channel, import_s: float) -> NoReturn:
@@ -120,8 +121,7 @@ async def serve(channel: Channel, import_s: float) -> NoReturn:
                 engine = VllmEngine.build(order["model"], order["arguments"], order.get("revision"))
                 parts = {"import": import_s, "engine": time.monotonic() - began_s}
                 started = engine.started(parts)
-                if not core_start.spawned():
-                    core_start.end_server()
+                core_start.end_server()
                 channel.send(
                     {
                         "event": "started",
@@ -148,8 +148,7 @@ def main() -> None:
     os.set_inheritable(int(sys.argv[1]), False)  # the engine's children must not keep the pipes open
     os.set_inheritable(int(sys.argv[2]), False)
     began_s = time.monotonic()
-    if served := sys.argv[3:] == ["server"]:
-        core_start.begin_server()
+    served = sys.argv[3:] == ["server"] and core_start.begin_server()
     try:
         import vllm.engine.arg_utils
         import vllm.v1.engine.async_llm  # the slow half of a start; done before the engine's turn comes
