@@ -23,9 +23,10 @@ from vopt.optimizer.trial import Failed, FailureKind, Phase
 NOISE = re.compile(
     r"registry\.py|Tokenizer not available|See root cause above|Engine core initialization failed"
     r"|initialization failed due to an exception in a background process"
-    r"|encountered an issue\. See stack trace|resource_tracker|(?:^|\s)(?:WARNING|INFO|DEBUG)(?::| \d)"
+    r"|encountered an issue\. See stack trace|resource_tracker|(?:^|\s)(?:WARNING|INFO|DEBUG)(?::| \d)|(?:^|\) )vopt: "
 )
-"""Lines that mention failures without being their cause (model class inspection logs a traceback that is survived)."""
+"""Lines that mention failures without being their cause (model class inspection logs a traceback that is survived; a trial
+process says what it does in another way then)."""
 
 _EXCEPTION = re.compile(r"(?:^|\s)(?P<type>(?:\w+\.)*\w*(?:Error|Exception|Interrupt)): (?P<text>.+)")
 _PREFIX = re.compile(r"^(?:\([^)]*pid=\d+\)\s*)*(?:ERROR|CRITICAL) [\d-]+ [\d:.]+ \[[^\]]+\] ?|^(?:\([^)]*pid=\d+\)\s*)+")

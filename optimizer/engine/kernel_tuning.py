@@ -17,8 +17,8 @@ MOST = 16
 
 
 def say(text: str) -> None:
-    """Into the engine's log."""
-    sys.stderr.write(f"vopt: {text}\n")
+    """Into the engine's log, as one line: none of ours is a cause of what happens to the engine (``failures.NOISE``)."""
+    sys.stderr.write(f"vopt: {' '.join(text.split())}\n")
     sys.stderr.flush()
 
 

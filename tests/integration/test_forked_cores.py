@@ -5,12 +5,14 @@ There it sets variables that libraries read when they are loaded, so a core of i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -116,6 +118,79 @@ def test_the_death_of_a_forked_core_is_noticed(opened: Opened) -> None:
     assert caught.value.failed.kind is FailureKind.ENGINE_DIED
     assert caught.value.failed.phase is Phase.LOAD
     eventually(lambda: named("VLLM") == ())
+
+
+def fork_server(session: ProcessSession) -> int:
+    """The pid of the server that the core came from."""
+    below = descendants(leader_of(session._up.process))
+    (found,) = (
+        entry.identity.pid
+        for entry in below
+        if b"multiprocessing.forkserver" in Path(f"/proc/{entry.identity.pid}/cmdline").read_bytes()
+        and "VLLM" not in entry.name
+    )
+    return found
+
+
+def check_nothing_is_left(session: ProcessSession) -> None:
+    eventually(lambda: named("VLLM") == ())
+    assert session._up.process._directory is not None
+    assert not Path(session._up.process._directory).exists(), "the server's socket is in there"
+
+
+@pytest.mark.fault("fork server of an engine core killed under load")
+def test_the_death_of_the_server_is_no_fault_of_the_configuration(opened: Opened) -> None:
+    """To vLLM the core ends with it."""
+    session = opened(set_before())
+    session.start(no_phase)
+    server = fork_server(session)
+
+    def kill(tick: Any) -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)
+        return True
+
+    with pytest.raises(EngineFailure) as caught:
+        session.load(source(), plan(window_s=30.0), kill)
+    assert caught.value.failed.kind is FailureKind.DISTURBED
+    assert caught.value.failed.detail == "the fork server that EngineCore came from was killed by signal 9"
+    assert caught.value.failed.load is not None
+    check_nothing_is_left(session)
+
+
+@pytest.mark.fault("fork server of an engine core killed while that starts")
+def test_nor_is_it_while_the_core_starts(opened: Opened) -> None:
+    session = opened(set_before())
+
+    def kill() -> None:
+        eventually(lambda: named("VLLM::EngineC") or None)
+        os.kill(fork_server(session), signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(EngineFailure) as caught:
+        session.start(no_phase)
+    thread.join()
+    assert caught.value.failed.kind is FailureKind.DISTURBED
+    assert caught.value.failed.phase is Phase.START
+    check_nothing_is_left(session)
+
+
+@pytest.mark.fault("trial process of a forked engine core killed under load")
+def test_the_death_of_the_trial_process_takes_server_and_core_along(opened: Opened) -> None:
+    session = opened(set_before())
+    session.start(no_phase)
+    leader = leader_of(session._up.process)
+
+    def kill(tick: Any) -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(leader, signal.SIGKILL)
+        return True
+
+    with pytest.raises(EngineFailure) as caught:
+        session.load(source(), plan(window_s=30.0), kill)
+    assert caught.value.failed.kind is FailureKind.ENGINE_DIED
+    check_nothing_is_left(session)
 
 
 def tune(python: str, cache: Path, how: str) -> tuple[dict[str, Any], str]:

@@ -19,7 +19,7 @@ from vopt.optimizer.engine.package import trial_package
 
 STUB = Path(__file__).parents[2] / "support" / "stub_vllm"
 MAIN = """
-import json, multiprocessing, os, sys
+import json, multiprocessing, os, signal, sys, time
 from vopt.optimizer.engine import core_start
 
 def core(queue, said):
@@ -36,12 +36,40 @@ class Own(multiprocessing.get_context("spawn").Process):
     def run(self):
         os._exit(5)
 
+def native(queue, go):
+    signal.alarm(60)
+    child = multiprocessing.get_context("spawn").Process(target=core, args=(queue,), kwargs={"said": "worker"})
+    child.start()
+    child.join(60)
+    os.read(go, 1)
+    os._exit(child.exitcode)
+
+def forked_as_vllm_prefers():
+    queue, (read, write) = multiprocessing.get_context("spawn").Queue(), os.pipe()
+    child = multiprocessing.get_context("fork").Process(target=native, args=(queue, read))
+    child.start()
+    worker = queue.get(timeout=60)
+    core_start.end_server()
+    alive = child.is_alive()  # not only then did that return
+    os.write(write, b".")
+    child.join(60)
+    print(json.dumps({"alive": alive, "code": child.exitcode, "server": core_start._ended() is None,
+                      "worker": worker["said"], "left": os.listdir(core_start.note().parent)}))
+
+def kill_server():
+    os.kill(core_start._server, signal.SIGKILL)
+    while core_start._ended() is None:
+        time.sleep(0.01)
+
 def main(words):
-    if "server" in words:
-        core_start.begin_server()
+    began = "server" in words and core_start.begin_server()
     import vllm.v1.engine.async_llm
-    ready = "server" in words and core_start.server_is_ready()
+    ready = began and core_start.server_is_ready()
     core_start.prepare(dict(os.environ) if ready else None)
+    if "native" in words:
+        return forked_as_vllm_prefers()
+    if "killed" in words:
+        kill_server()
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
@@ -55,10 +83,15 @@ def main(words):
     child.start()
     report = queue.get(timeout=60)
     child.join(60)
+    core_start.end_server()
+    lost = [core_start._ended() is None, core_start.lost()]
+    if lost[0]:
+        kill_server()
+    lost.append(core_start.lost())
     own = Own()
     own.start()
     own.join(60)
-    print(json.dumps(report | {"ready": ready, "me": os.getpid(), "code": child.exitcode, "own": own.exitcode,
+    print(json.dumps(report | {"ready": ready, "me": os.getpid(), "code": child.exitcode, "own": own.exitcode, "lost": lost,
                                "spawned": [before, core_start.spawned()]}))
 
 if __name__ == "__main__":
@@ -94,6 +127,22 @@ def run(tmp_path: Path, *words: str, **environment: str) -> tuple[dict[str, Any]
     return report, done.stderr
 
 
+def vllm_with(tmp_path: Path, initially: str = "", **modules: str) -> str:
+    """The stand-in with more at its first import, and with these modules (``__`` for a dot): the path that finds it."""
+    extra = tmp_path / "extra"
+    (extra / "vllm").mkdir(parents=True)
+    (extra / "vllm" / "__init__.py").write_text(f"__path__.append({str(STUB / 'vllm')!r})\nimport os, sys\n{initially}\n")
+    for name, source in modules.items():
+        file = extra.joinpath(*name.split("__")).with_suffix(".py")
+        file.parent.mkdir(exist_ok=True)
+        (file.parent / "__init__.py").touch()
+        file.write_text(source)
+    return os.pathsep.join((str(trial_package()), str(extra), str(STUB)))
+
+
+IN_SERVER = "if '-c' in open('/proc/self/cmdline').read().split(chr(0)):"
+
+
 def test_a_core_is_forked_from_a_server_that_imported_and_is_otherwise_the_spawned_one(tmp_path: Path) -> None:
     spawned, _ = run(tmp_path)
     forked, said = run(tmp_path, "server")
@@ -119,24 +168,98 @@ def test_what_libraries_read_when_they_are_loaded_needs_a_process_of_its_own(tmp
     assert report["ready"]
     assert report["parent"] == report["me"]
     assert not report["vllm"]
+    assert not report["lost"][0], "a server that nothing came from does not stay"
     assert (f"since {name} changed" in said) == bool(name)
 
 
-def test_a_server_that_opened_the_gpu_is_not_used(tmp_path: Path) -> None:
-    """As a module that asks CUDA for the device would leave it."""
-    extra = tmp_path / "extra" / "vllm" / "compilation"
-    extra.mkdir(parents=True)
-    (extra.parent / "__init__.py").write_text(
-        f"__path__.append({str(STUB / 'vllm')!r})\nfrom importlib.machinery import PathFinder\n__version__ = '0.32.0+stub'\n"
-    )
-    (extra / "__init__.py").write_text("")
-    (extra / "backends.py").write_text(
-        "import vopt.optimizer.engine.core_imports as imports\nimports.initialised_cuda = lambda: True\n"
-    )
-    path = os.pathsep.join((str(trial_package()), str(tmp_path / "extra"), str(STUB)))
-    report, _ = run(tmp_path, "server", PYTHONPATH=path)
+UNFIT = {
+    "touched": (
+        "",
+        "import vopt.optimizer.engine.core_imports as imports\nimports.initialised_cuda = lambda: True",
+        "touched the GPU",
+    ),
+    "thread": (
+        f"import threading, time\n{IN_SERVER} threading.Timer(60, print).start()",
+        "",
+        "left threads: Thread-1",
+    ),
+    "raises": (f"{IN_SERVER} raise RuntimeError('no\\nsuch device')", "", "RuntimeError: no such device"),
+    "lacks": ("", f"{IN_SERVER} import what_nobody_has", "No module named 'what_nobody_has'"),
+    "ends": (f"{IN_SERVER} os._exit(3)", "", "it ended"),
+}
+
+
+@pytest.mark.parametrize("how", UNFIT)
+def test_a_server_whose_imports_went_another_way_is_not_used(tmp_path: Path, how: str) -> None:
+    """It touched the GPU, as a module that asks CUDA for the device does; what it has is not all; it is gone."""
+    initially, backends, why = UNFIT[how]
+    path = vllm_with(tmp_path, initially, vllm__compilation__backends=backends)
+    report, said = run(tmp_path, "server", PYTHONPATH=path)
     assert not report["ready"]
     assert report["parent"] == report["me"]
+    assert (report["said"], report["code"]) == ("hello", 7)
+    assert next(line for line in said.splitlines() if line.startswith("vopt: the fork server is not used: ")).endswith(why)
+    assert not report["lost"][0], "it does not stay"
+
+
+def test_without_a_place_for_a_server_there_is_none(tmp_path: Path) -> None:
+    (tmp_path / "t" / "core-imports").mkdir(parents=True)
+    report, said = run(tmp_path, "server")
+    assert not report["ready"]
+    assert report["parent"] == report["me"]
+    assert report["code"] == 7
+    assert "vopt: there is no fork server: [Errno 21]" in said
+
+
+def test_what_only_a_new_program_heeds_needs_one(tmp_path: Path) -> None:
+    """As ``env_override.py`` does it for CUDA's compatibility libraries: the same in the server, whose loader has begun."""
+    path = vllm_with(tmp_path, "os.environ['LD_LIBRARY_PATH'] = '/compat'")
+    report, said = run(tmp_path, "server", PYTHONPATH=path)
+    assert report["ready"]
+    assert report["parent"] == report["me"]
+    assert report["environment"]["LD_LIBRARY_PATH"] == "/compat"
+    assert "since LD_LIBRARY_PATH changed" in said
+
+
+def test_a_server_that_is_gone_when_the_core_begins_is_not_missed(tmp_path: Path) -> None:
+    report, said = run(tmp_path, "server", "killed")
+    assert report["ready"]
+    assert report["parent"] == report["me"]
+    assert (report["said"], report["code"]) == ("hello", 7)
+    assert "is forked" not in said
+    assert report["lost"] == [False, None, None], "nothing depended on it"
+
+
+def test_a_fork_that_fails_is_a_spawn(tmp_path: Path) -> None:
+    """The server ends in the midst of what it was asked for, as it does when there is no memory for a fork."""
+    fork = f"def fork(): raise OSError(12, 'Cannot allocate memory')\n{IN_SERVER} os.fork = fork"
+    report, said = run(tmp_path, "server", PYTHONPATH=vllm_with(tmp_path, fork))
+    assert report["ready"]
+    assert report["parent"] == report["me"]
+    assert (report["said"], report["code"]) == ("hello", 7)
+    assert "vopt: EngineCore is spawned after all: EOFError" in said
+    assert report["lost"] == [False, None, None]
+
+
+def test_the_end_of_a_server_is_told_as_long_as_something_came_from_it(tmp_path: Path) -> None:
+    report, _ = run(tmp_path, "server")
+    assert report["lost"] == [True, None, "the fork server that EngineCore came from was killed by signal 9"]
+
+
+def test_a_core_that_vllm_forks_itself_keeps_no_server_alive(tmp_path: Path) -> None:
+    """Nor does it use it for what it spawns: the server is no child of its."""
+    report, said = run(tmp_path, "server", "native")
+    assert report == {"alive": True, "code": 7, "server": False, "worker": "worker", "left": report["left"]}
+    assert not [name for path in (tmp_path / "t").rglob("*") if (name := path.name).startswith("listener-")]
+    assert "is forked" not in said
+
+
+def test_a_process_that_lost_its_server_before_it_began_does_not_begin() -> None:
+    """Another was spawned in its place, perhaps: the server ended before it told of the fork."""
+    began: list[int] = []
+    with pytest.raises(SystemExit):
+        core_start.begin({}, os.getpid(), began.append, 1)
+    assert began == []
 
 
 @pytest.mark.parametrize(("answer", "initialised"), [(3, False), (0, True), (100, True)])
@@ -151,24 +274,22 @@ def test_without_a_driver_nothing_is_initialised(monkeypatch: pytest.MonkeyPatch
     assert not core_imports.initialised_cuda()
 
 
-def test_imports_that_fail_leave_vllm_to_say_why(tmp_path: Path) -> None:
-    broken = tmp_path / "extra" / "vllm"
-    broken.mkdir(parents=True)
-    (broken / "__init__.py").write_text(
-        "import multiprocessing, os, sys\n"
-        "if 'forkserver' in ' '.join(open('/proc/self/cmdline').read().split(chr(0))): raise RuntimeError('no such device')\n"
-        f"__path__.append({str(STUB / 'vllm')!r})\n"
-    )
-    path = os.pathsep.join((str(trial_package()), str(tmp_path / "extra"), str(STUB)))
-    report, _ = run(tmp_path, "server", PYTHONPATH=path)
-    assert report["code"] == 7
-    assert report["said"] == "hello"
+def test_a_device_that_is_open_was_touched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(core_imports, "LIBRARY", "libcuda-that-is-not-there.so.1")
+    monkeypatch.setattr(core_imports, "DEVICES", (f"{tmp_path}/dri/",))
+    (tmp_path / "dri").mkdir()
+    assert core_imports.opened_devices() == []
+    with (tmp_path / "dri" / "renderD128").open("w"):
+        assert core_imports.opened_devices() == [f"{tmp_path}/dri/renderD128"]
+        assert core_imports.state() == core_imports.TOUCHED
 
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     stand_in = SimpleNamespace(_run_in_subprocess=lambda function: f"vLLM's own {function()}")
     monkeypatch.setitem(sys.modules, "vllm.model_executor.models.registry", stand_in)  # type: ignore[arg-type]
+    monkeypatch.setattr(core_start, "_ended", lambda: None)
+    monkeypatch.setattr(core_start, "_begun_in", dict(os.environ))
     return stand_in
 
 
@@ -181,6 +302,9 @@ def test_a_models_class_is_inspected_in_a_fork_if_that_can_be_done(
     monkeypatch.setenv("VLLM_SOMETHING", "1")
     assert registry._run_in_subprocess(lambda: 7) == ({"VLLM_SOMETHING": "1"}, 7)
     monkeypatch.setenv("OMP_NUM_THREADS", "77")
+    assert registry._run_in_subprocess(lambda: 7) == "vLLM's own 7"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(core_start, "_ended", lambda: True)
     assert registry._run_in_subprocess(lambda: 7) == "vLLM's own 7"
 
 
@@ -201,6 +325,54 @@ def test_another_vllm_without_that_function_stays_as_it_is(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "vllm.model_executor.models.registry", other)  # type: ignore[arg-type]
     core_start.inspect_in_fork({})
     assert vars(other) == {}
+
+
+INSPECTED = """
+import os, sys, time, types
+from vopt.optimizer.engine import core_start
+
+def seven(): return 7
+def fails(): raise ValueError("no such class")
+def ends(): os._exit(3)
+def hangs(): time.sleep(600)
+
+if __name__ == "__main__":
+    core_start.INSPECTION_S = 1.0
+    registry = types.SimpleNamespace(_run_in_subprocess=lambda function: "own")
+    sys.modules["vllm.model_executor.models.registry"] = registry
+    assert core_start.begin_server() and core_start.server_is_ready()
+    core_start.prepare(dict(os.environ))
+    print([registry._run_in_subprocess(function) for function in (seven, fails, ends, hangs, seven)])
+    core_start.end_server()
+    children = open(f"/proc/self/task/{os.getpid()}/children").read().split()
+    print([pid for pid in children if b"resource_tracker" not in open(f"/proc/{pid}/cmdline", "rb").read()])
+"""
+
+
+def test_whatever_becomes_of_a_forked_inspection_the_trial_goes_on(tmp_path: Path) -> None:
+    path = vllm_with(tmp_path, vllm__plugins__unused="")
+    (tmp_path / "extra" / "vllm" / "plugins" / "__init__.py").write_text("def load_general_plugins(): pass\n")
+    (tmp_path / "extra" / "cloudpickle.py").write_text("from pickle import dumps\n")
+    script = tmp_path / "inspected.py"
+    script.write_text(INSPECTED)
+    done = subprocess.run(
+        [os.path.realpath(sys.executable), "-S", "-s", str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": path, "TMPDIR": str(tmp_path)},
+    )
+    assert done.stdout.splitlines() == ["[7, 'own', 'own', 'own', 7]", "[]"], done.stderr
+    inspected = "vopt: the model's class was inspected in a forked process"
+    again = "vopt: the model's class is inspected again: "
+    assert done.stderr.splitlines() == [
+        inspected,
+        f"{again}RuntimeError: ValueError: no such class",
+        f"{again}EOFError:",
+        f"{again}TimeoutError: no answer for 1 s",
+        inspected,
+    ], "and nothing else: a traceback would be taken for what ended the engine"
 
 
 def test_environments_differ_by_name() -> None:

@@ -95,6 +95,15 @@ def test_the_same_words_mean_different_things_in_different_phases() -> None:
     assert classify(Phase.LOAD, Ending(1), None, words).kind is FailureKind.OOM_LOAD
 
 
+@pytest.mark.parametrize("prefix", ["", "(EngineCore pid=7) "])
+@pytest.mark.parametrize("words", ["ValueError: no such thing", "torch.OutOfMemoryError: CUDA out of memory."])
+def test_what_a_trial_process_survived_is_no_cause(prefix: str, words: str) -> None:
+    assert classify(Phase.START, Ending(1), words, []).kind is not FailureKind.ENGINE_DIED
+    failed = classify(Phase.START, Ending(1), None, [f"{prefix}vopt: the model's class is inspected again: {words}"])
+    assert failed.kind is FailureKind.ENGINE_DIED
+    assert failed.detail == "exit status 1"
+
+
 def test_the_last_cause_decides_not_an_earlier_one_that_was_survived() -> None:
     log = [
         "ERROR 11-30 10:00:00 [registry.py:1120] ImportError: cannot import name 'x'",
