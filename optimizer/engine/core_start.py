@@ -35,8 +35,12 @@ IMPORTS = "vopt.optimizer.engine.core_imports"
 CLEAN = "clean"
 HANDED_OVER = ("VLLM_", "AITER_")
 """Read by vLLM, and by ROCm's kernels, when they are needed; a module of vLLM's sets the second everywhere (0.28 and later)."""
-AT_EXEC = ("LD_", "PYTHON", "GLIBC_", "MALLOC_")
-"""Read by the loader, the C library and the interpreter when a program begins."""
+AT_EXEC = ("LD_PRELOAD", "PYTHON", "GLIBC_", "MALLOC_")
+"""Read by the loader, the C library and the interpreter when a program begins. ``LD_LIBRARY_PATH`` is another matter: OpenCV
+sets it whenever it is imported."""
+COMPATIBILITY = "VLLM_ENABLE_CUDA_COMPATIBILITY"
+"""Has vLLM put CUDA's compatibility libraries into ``LD_LIBRARY_PATH``, where only a new program finds them (``env_override.py``,
+0.20 to 0.33)."""
 PATIENCE_S = 20.0
 """For a server that imports the same as this process, at the same time."""
 INSPECTION_S = 60.0
@@ -58,6 +62,8 @@ _forked: list[str] = []
 def begin_server() -> bool:
     """Starts the fork server, which imports while this process does; whether it could be. Before anything else is imported."""
     global _server
+    if os.environ.get(COMPATIBILITY, "0").strip().lower() in ("1", "true"):
+        return False
     _begun_in.update(os.environ)
     try:
         note().write_text("")  # an order; the server's imports answer it
@@ -142,8 +148,7 @@ def prepare(environment: Mapping[str, str] | None) -> None:
 def _changed(environment: Mapping[str, str]) -> tuple[dict[str, str | None], list[str]]:
     """(what to hand over to a process that is forked now, names of what cannot be): ``environment`` is the server's.
 
-    The last are also those that the imports set and only a new program heeds: ``LD_LIBRARY_PATH`` for CUDA's compatibility
-    libraries (``env_override.py``, 0.20 to 0.33)."""
+    Among the last are those that the imports set, there as here, and only a new program heeds."""
     changed = difference(environment, os.environ)
     others = [name for name in changed if not name.startswith(HANDED_OVER)]
     others += [name for name in difference(_begun_in, os.environ) if name.startswith(AT_EXEC) and name not in others]

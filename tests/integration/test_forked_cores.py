@@ -122,14 +122,10 @@ def test_the_death_of_a_forked_core_is_noticed(opened: Opened) -> None:
 
 def fork_server(session: ProcessSession) -> int:
     """The pid of the server that the core came from."""
-    below = descendants(leader_of(session._up.process))
-    (found,) = (
-        entry.identity.pid
-        for entry in below
-        if b"multiprocessing.forkserver" in Path(f"/proc/{entry.identity.pid}/cmdline").read_bytes()
-        and "VLLM" not in entry.name
-    )
-    return found
+    leader_of(session._up.process)
+    (core,) = named("VLLM::EngineC")
+    assert b"multiprocessing.forkserver" in Path(f"/proc/{core.parent}/cmdline").read_bytes()
+    return core.parent
 
 
 def check_nothing_is_left(session: ProcessSession) -> None:
@@ -163,7 +159,7 @@ def test_nor_is_it_while_the_core_starts(opened: Opened) -> None:
     session = opened(set_before())
 
     def kill() -> None:
-        eventually(lambda: named("VLLM::EngineC") or None)
+        eventually(lambda: named("VLLM::EngineC"), 240.0)
         os.kill(fork_server(session), signal.SIGKILL)
 
     thread = threading.Thread(target=kill)

@@ -212,13 +212,21 @@ def test_without_a_place_for_a_server_there_is_none(tmp_path: Path) -> None:
 
 
 def test_what_only_a_new_program_heeds_needs_one(tmp_path: Path) -> None:
-    """As ``env_override.py`` does it for CUDA's compatibility libraries: the same in the server, whose loader has begun."""
-    path = vllm_with(tmp_path, "os.environ['LD_LIBRARY_PATH'] = '/compat'")
+    """What the imports set is the same in the server, which had begun by then."""
+    path = vllm_with(tmp_path, "os.environ['MALLOC_ARENA_MAX'] = '1'\nos.environ['LD_LIBRARY_PATH'] = '/opencv'")
     report, said = run(tmp_path, "server", PYTHONPATH=path)
     assert report["ready"]
     assert report["parent"] == report["me"]
-    assert report["environment"]["LD_LIBRARY_PATH"] == "/compat"
-    assert "since LD_LIBRARY_PATH changed" in said
+    assert report["environment"]["MALLOC_ARENA_MAX"] == "1"
+    assert "since MALLOC_ARENA_MAX changed" in said
+
+
+@pytest.mark.parametrize(("value", "ready"), [("1", False), (" True", False), ("0", True)])
+def test_cudas_compatibility_libraries_are_found_by_new_programs_only(tmp_path: Path, value: str, ready: bool) -> None:
+    report, _ = run(tmp_path, "server", VLLM_ENABLE_CUDA_COMPATIBILITY=value)
+    assert report["ready"] is ready
+    assert (report["parent"] == report["me"]) is not ready
+    assert report["code"] == 7
 
 
 def test_a_server_that_is_gone_when_the_core_begins_is_not_missed(tmp_path: Path) -> None:
