@@ -39,8 +39,8 @@ AT_EXEC = ("LD_PRELOAD", "PYTHON", "GLIBC_", "MALLOC_")
 """Read by the loader, the C library and the interpreter when a program begins. ``LD_LIBRARY_PATH`` is another matter: OpenCV
 sets it whenever it is imported."""
 COMPATIBILITY = "VLLM_ENABLE_CUDA_COMPATIBILITY"
-"""Has vLLM put CUDA's compatibility libraries into ``LD_LIBRARY_PATH``, where only a new program finds them (``env_override.py``,
-0.20 to 0.33)."""
+"""Has vLLM put CUDA's compatibility libraries into ``LD_LIBRARY_PATH``, where only a new program finds them
+(``env_override.py``, 0.20 to 0.33)."""
 PATIENCE_S = 20.0
 """For a server that imports the same as this process, at the same time."""
 INSPECTION_S = 60.0

@@ -19,16 +19,37 @@ from vopt.optimizer.engine.package import trial_package
 
 STUB = Path(__file__).parents[2] / "support" / "stub_vllm"
 MAIN = """
-import json, multiprocessing, os, signal, sys, time
+import faulthandler, gc, json, multiprocessing, os, resource, signal, sys, threading, time, warnings
 from vopt.optimizer.engine import core_start
 
-def core(queue, said):
+def state():
+    "What a process has from where it came."
+    lines = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
+    return {
+        "signals": {name: lines[name].strip() for name in ("SigBlk", "SigIgn", "SigCgt")},
+        "handlers": [str(signal.getsignal(number)).partition(" at ")[0] for number in sorted(signal.valid_signals())],
+        "wakeup": signal.set_wakeup_fd(-1), "umask": lines["Umask"], "groups": lines["Groups"], "nice": os.nice(0),
+        "cores": sorted(os.sched_getaffinity(0)), "policy": os.sched_getscheduler(0),
+        "oom": open("/proc/self/oom_score_adj").read(), "session": os.getsid(0), "group": os.getpgid(0), "cwd": os.getcwd(),
+        "limits": [resource.getrlimit(number) for number in range(16)],
+        "argv": sys.argv[:2], "path": sys.path, "flags": str(sys.flags), "options": sys._xoptions, "executable": sys.executable,
+        "streams": [os.readlink(f"/proc/self/fd/{fd}").partition("[")[0] for fd in range(3)],
+        "stdin": os.readlink(f"/proc/self/fd/{sys.stdin.fileno()}"),
+        "gc": [gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()], "faults": faulthandler.is_enabled(),
+        "filters": [str(entry) for entry in warnings.filters], "threads": threading.active_count(),
+        "recursion": sys.getrecursionlimit(), "switch": sys.getswitchinterval(),
+        "daemon": multiprocessing.current_process().daemon, "parent": multiprocessing.parent_process().pid == PARENT,
+        "key": bytes(multiprocessing.current_process().authkey).hex() == KEY,
+    }
+
+def core(queue, said, parent=0, key=""):
+    globals().update(PARENT=parent, KEY=key)
     import vopt.optimizer.engine.core_start as again
     queue.put({
         "said": said, "vllm": "vllm.v1.engine.async_llm" in sys.modules, "environment": dict(os.environ),
         "method": multiprocessing.get_start_method(), "parent": os.getppid(), "title": multiprocessing.current_process().name,
         "main": sys.modules["__main__"].__name__ if "__mp_main__" not in sys.modules else "__mp_main__",
-        "spawns": multiprocessing.get_context("spawn").Process._Popen.__qualname__,
+        "spawns": multiprocessing.get_context("spawn").Process._Popen.__qualname__, "state": state(),
     })
     sys.exit(7)
 
@@ -79,7 +100,8 @@ def main(words):
     if "executable" in words:
         multiprocessing.set_executable(sys.argv[1])
     before = core_start.spawned()
-    child = context.Process(target=core, args=(queue,), kwargs={"said": "hello"}, name="EngineCore")
+    child = context.Process(target=core, args=(queue,), name="EngineCore", kwargs={
+        "said": "hello", "parent": os.getpid(), "key": bytes(multiprocessing.current_process().authkey).hex()})
     child.start()
     report = queue.get(timeout=60)
     child.join(60)
@@ -144,7 +166,7 @@ IN_SERVER = "if '-c' in open('/proc/self/cmdline').read().split(chr(0)):"
 
 
 def test_a_core_is_forked_from_a_server_that_imported_and_is_otherwise_the_spawned_one(tmp_path: Path) -> None:
-    spawned, _ = run(tmp_path)
+    spawned, _ = run(tmp_path, "spawns")
     forked, said = run(tmp_path, "server")
     assert spawned["parent"] == spawned["me"]
     assert not spawned["ready"]
@@ -160,6 +182,11 @@ def test_a_core_is_forked_from_a_server_that_imported_and_is_otherwise_the_spawn
     for name in ("said", "environment", "method", "title", "main", "spawns", "code", "own"):
         assert forked[name] == spawned[name], name
     assert (forked["code"], forked["own"]) == (7, 5)
+    for name, value in spawned["state"].items():
+        assert forked["state"][name] == value, name
+    for report in (spawned, forked):
+        assert report["state"]["parent"]
+        assert report["state"]["key"]
 
 
 @pytest.mark.parametrize(("word", "name"), [("other", "OMP_NUM_THREADS"), ("executable", "")])
