@@ -8,28 +8,35 @@ finds each of them compiled.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 MOST = 16
+KNOWN = ["self", "tuning_key", "configs", "bench_fn"]
+"""The parameters of ``Autotuner.check_disk_cache``, which has been private to Triton since 3.4."""
 
 
 def say(text: str) -> None:
     """Into the engine's log, as one line: none of ours is a cause of what happens to the engine (``failures.NOISE``)."""
-    sys.stderr.write(f"vopt: {' '.join(text.split())}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # no room for the log
+        sys.stderr.write(f"vopt: {' '.join(text.split())}\n")
+        sys.stderr.flush()
 
 
 def compile_side_by_side() -> None:
-    """Once in a process, for the tuning of all its kernels; a Triton without that mode (up to 3.4), or none, stays as it is."""
+    """Once in a process, for the tuning of all its kernels; a Triton without that mode (up to 3.4), one that tunes in another
+    way, or none, stays as it is."""
     try:
         from triton import AsyncCompileMode
         from triton.runtime.autotuner import Autotuner
     except Exception:  # noqa: BLE001 - a Triton that cannot be imported is vLLM's to report
         return
-    if getattr(Autotuner.run, "side_by_side", False) or not hasattr(Autotuner, "check_disk_cache"):
+    known = getattr(Autotuner, "check_disk_cache", None)
+    if getattr(Autotuner.run, "side_by_side", False) or known is None or [*inspect.signature(known).parameters] != KNOWN:
         return
     run, check_disk_cache = Autotuner.run, Autotuner.check_disk_cache
     calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}

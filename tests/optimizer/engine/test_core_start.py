@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from vopt.optimizer.engine import core_imports, core_start
+from vopt.optimizer.engine import core_imports, core_start, kernel_tuning
 from vopt.optimizer.engine.core_start import difference
 from vopt.optimizer.engine.package import trial_package
 
@@ -408,6 +408,34 @@ def test_whatever_becomes_of_a_forked_inspection_the_trial_goes_on(tmp_path: Pat
         f"{again}TimeoutError: no answer for 1 s",
         inspected,
     ], "and nothing else: a traceback would be taken for what ended the engine"
+
+
+class Tuner:
+    def run(self) -> None: ...
+
+    def check_disk_cache(self, tuning_key: object, configs: object, bench_fn: object) -> None: ...
+
+
+class LaterTuner(Tuner):
+    def check_disk_cache(self, tuning_key: object, configs: object, bench_fn: object, more: object = None) -> None: ...
+
+
+class EarlierTuner:
+    def run(self) -> None: ...
+
+
+@pytest.mark.parametrize(("tuner", "changes"), [(Tuner, True), (LaterTuner, False), (EarlierTuner, False)])
+def test_a_triton_that_tunes_in_another_way_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tuner: type[Any], changes: bool
+) -> None:
+    fresh = type("Autotuner", (), dict(vars(tuner)))
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(AsyncCompileMode=None))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "triton.runtime", SimpleNamespace())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "triton.runtime.autotuner", SimpleNamespace(Autotuner=fresh))  # type: ignore[arg-type]
+    kernel_tuning.compile_side_by_side()
+    assert (fresh.run is not tuner.run) is changes
+    kernel_tuning.compile_side_by_side()
+    assert getattr(fresh.run, "side_by_side", False) is changes
 
 
 def test_environments_differ_by_name() -> None:
