@@ -17,7 +17,7 @@ from typing import Any
 
 MOST = 16
 KNOWN = ["self", "tuning_key", "configs", "bench_fn"]
-"""The parameters of ``Autotuner.check_disk_cache``, which has been private to Triton since 3.4."""
+"""The parameters of ``Autotuner.check_disk_cache``, which is Triton's own affair (these from 3.6.0 to 3.9.0)."""
 
 
 def say(text: str) -> None:

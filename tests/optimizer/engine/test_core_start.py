@@ -428,7 +428,7 @@ class EarlierTuner:
 def test_a_triton_that_tunes_in_another_way_stays_as_it_is(
     monkeypatch: pytest.MonkeyPatch, tuner: type[Any], changes: bool
 ) -> None:
-    fresh = type("Autotuner", (), dict(vars(tuner)))
+    fresh = type("Autotuner", (), {**vars(tuner), "run": tuner.run})
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(AsyncCompileMode=None))  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "triton.runtime", SimpleNamespace())  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "triton.runtime.autotuner", SimpleNamespace(Autotuner=fresh))  # type: ignore[arg-type]
