@@ -6,9 +6,8 @@ a start with a known key; H200, vLLM 0.22.1). ``begin_server`` has ``multiproces
 process, ``lend`` lets what vLLM spawns come from it.
 
 What is forked there is the process that would have been spawned, with one difference: its environment would be the server's.
-So what vLLM changed since (``HANDED_OVER``) is handed over; where anything else changed, which
-libraries may have read when they were loaded (``OMP_NUM_THREADS``, ``LD_PRELOAD``), or another executable was set
-(``numa_bind``), vLLM's own spawn is used.
+So what vLLM changed since (``HANDED_OVER``) is handed over; where anything else changed, which libraries may have read when
+they were loaded (``LD_PRELOAD``), or another executable was set (``numa_bind``), vLLM's own spawn is used.
 """
 
 from __future__ import annotations
@@ -33,8 +32,12 @@ from vopt.optimizer.engine.kernel_tuning import compile_side_by_side, say
 
 IMPORTS = "vopt.optimizer.engine.core_imports"
 CLEAN = "clean"
-HANDED_OVER = ("VLLM_", "AITER_")
-"""Read by vLLM, and by ROCm's kernels, when they are needed; a module of vLLM's sets the second everywhere (0.28 and later)."""
+HANDED_OVER = ("VLLM_", "AITER_", "NCCL_")
+"""Read by vLLM when they are needed, by ROCm's kernels (a module of vLLM's sets theirs everywhere, 0.28 and later), and by NCCL
+when a communicator is made."""
+THREADS, THREADS_ARE_VLLMS = "OMP_NUM_THREADS", "VLLM_OMP_NUM_THREADS_SET_BY_VLLM"
+"""Set while a core of one worker is started on a GPU (0.32 and later, ``v1/engine/utils.py``): a spawned one reads the first
+when it imports torch, a forked one has torch's setting instead, and so have ours."""
 AT_EXEC = ("LD_PRELOAD", "PYTHON", "GLIBC_", "MALLOC_")
 """Read by the loader, the C library and the interpreter when a program begins. ``LD_LIBRARY_PATH`` is another matter: OpenCV
 sets it whenever it is imported."""
@@ -55,7 +58,6 @@ def note() -> Path:
 
 _begun_in: dict[str, str] = {}
 _server: int | None = None
-_spawned: list[str] = []
 _forked: list[str] = []
 
 
@@ -129,9 +131,9 @@ def difference(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, s
     return {name: now.get(name) for name in sorted({*before, *now}) if before.get(name) != now.get(name)}
 
 
-def spawned() -> bool:
-    """Whether this process had an engine core spawned, or forked from the server instead; not by itself, as vLLM prefers."""
-    return bool(_spawned)
+def served() -> bool:
+    """Whether a process that vLLM would have spawned was forked from the server."""
+    return bool(_forked)
 
 
 def prepare(environment: Mapping[str, str] | None) -> None:
@@ -150,7 +152,8 @@ def _changed(environment: Mapping[str, str]) -> tuple[dict[str, str | None], lis
 
     Among the last are those that the imports set, there as here, and only a new program heeds."""
     changed = difference(environment, os.environ)
-    others = [name for name in changed if not name.startswith(HANDED_OVER)]
+    given = (*HANDED_OVER, THREADS) if os.environ.get(THREADS_ARE_VLLMS) == "1" else HANDED_OVER
+    others = [name for name in changed if not name.startswith(given)]
     others += [name for name in difference(_begun_in, os.environ) if name.startswith(AT_EXEC) and name not in others]
     return changed, others
 
@@ -220,7 +223,6 @@ def lend(environment: Mapping[str, str] | None) -> None:
             return popen_spawn_posix.Popen(process)
         changed, others = ({}, []) if environment is None else _changed(environment)
         forked = environment is not None and not others and spawn.get_executable() == executable and _ended() is None
-        _spawned.append(process.name)
         target = process._target
         if forked:
             process._target = functools.partial(begin, changed, _server, target)
@@ -253,6 +255,8 @@ def begin(
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    if (threads := environment.get(THREADS)) is not None:
+        sys.modules["torch"].set_num_threads(int(threads))
     lend(None)
     compile_side_by_side()
     return target(*args, **kwargs)

@@ -99,7 +99,7 @@ class ProcessSession:
             self._spares.prepare(spec.python, trial_environment(spec)[0], spec.directory.parent)
         event = self._await({"started"}, Phase.START, until)
         if self._spares is not None:
-            self._spares.learn(spawned=event["spawned"])
+            self._spares.learn(served=event["served"])
         ahead = self._readahead.settle()
         log = read_start_log(self._lines(20_000))
         parts = dict(event["start_parts_s"])

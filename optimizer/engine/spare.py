@@ -82,15 +82,16 @@ class Spares:
         self._waiting: Hosted | None = None
         self._like: tuple[str, dict[str, str]] | None = None
         self._directory: Path | None = None
-        self._cores_are_forked = False
+        self._server_is_idle = False
 
-    def learn(self, *, spawned: bool) -> None:
-        """How vLLM began the engine core of the last start: by a spawn, or by a fork of the trial process."""
-        self._cores_are_forked = not spawned
+    def learn(self, *, served: bool) -> None:
+        """Whether the engine core of the last start came from a fork server: one that vLLM forks itself never does, nor one for
+        which it sets what only a new process heeds."""
+        self._server_is_idle = not served
 
     def spawn(self, python: str, environment: Mapping[str, str], log: Path, *, cpu_build: bool = False) -> Hosted:
-        """A trial process for now, with a server for its core unless that is known to be forked, or would take its cores."""
-        server = not (cpu_build or self._cores_are_forked or len(os.sched_getaffinity(0)) < ENOUGH_CORES)
+        """A trial process for now, with a server for its core unless that came without one, or would take its cores."""
+        server = not (cpu_build or self._server_is_idle or len(os.sched_getaffinity(0)) < ENOUGH_CORES)
         return spawn(python, environment, log, server=server)
 
     def prepare(self, python: str, environment: Mapping[str, str], near: Path) -> None:

@@ -130,7 +130,7 @@ async def serve(channel: Channel, import_s: float) -> NoReturn:
                         "kv_cache_tokens": started.kv_cache_tokens,
                         "num_gpu_blocks": started.num_gpu_blocks,
                         "start_parts_s": dict(started.start_parts_s),
-                        "spawned": core_start.spawned(),
+                        "served": core_start.served(),
                     }
                 )
             elif order["do"] == "load":

@@ -50,6 +50,7 @@ def core(queue, said, parent=0, key=""):
         "method": multiprocessing.get_start_method(), "parent": os.getppid(), "title": multiprocessing.current_process().name,
         "main": sys.modules["__main__"].__name__ if "__mp_main__" not in sys.modules else "__mp_main__",
         "spawns": multiprocessing.get_context("spawn").Process._Popen.__qualname__, "state": state(),
+        "threads": getattr(sys.modules.get("torch"), "threads", None),
     })
     sys.exit(7)
 
@@ -97,9 +98,11 @@ def main(words):
     os.environ.pop("VLLM_GONE", None)
     if "other" in words:
         os.environ["OMP_NUM_THREADS"] = "3"
+    if "vllms" in words:
+        os.environ["VLLM_OMP_NUM_THREADS_SET_BY_VLLM"] = "1"
     if "executable" in words:
         multiprocessing.set_executable(sys.argv[1])
-    before = core_start.spawned()
+    before = core_start.served()
     child = context.Process(target=core, args=(queue,), name="EngineCore", kwargs={
         "said": "hello", "parent": os.getpid(), "key": bytes(multiprocessing.current_process().authkey).hex()})
     child.start()
@@ -114,7 +117,7 @@ def main(words):
     own.start()
     own.join(60)
     print(json.dumps(report | {"ready": ready, "me": os.getpid(), "code": child.exitcode, "own": own.exitcode, "lost": lost,
-                               "spawned": [before, core_start.spawned()]}))
+                               "served": [before, core_start.served()]}))
 
 if __name__ == "__main__":
     main(sys.argv[2:])
@@ -178,7 +181,7 @@ def test_a_core_is_forked_from_a_server_that_imported_and_is_otherwise_the_spawn
     for report in (spawned, forked):
         assert report["environment"]["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
         assert "VLLM_GONE" not in report["environment"]
-        assert report["spawned"] == [False, True]
+        assert report["served"] == [False, report is forked]
     for name in ("said", "environment", "method", "title", "main", "spawns", "code", "own"):
         assert forked[name] == spawned[name], name
     assert (forked["code"], forked["own"]) == (7, 5)
@@ -197,6 +200,20 @@ def test_what_libraries_read_when_they_are_loaded_needs_a_process_of_its_own(tmp
     assert not report["vllm"]
     assert not report["lost"][0], "a server that nothing came from does not stay"
     assert (f"since {name} changed" in said) == bool(name)
+
+
+def test_threads_that_vllm_sets_for_a_core_are_torchs_setting_in_a_forked_one(tmp_path: Path) -> None:
+    """0.32 and later do so around the start of a core; a user's own number is there before, and changes nothing."""
+    torch = "import sys, types\ntorch = types.ModuleType('torch')\ntorch.threads = 8\n"
+    torch += "torch.set_num_threads = lambda number: setattr(torch, 'threads', number)\nsys.modules['torch'] = torch"
+    path = vllm_with(tmp_path, "", vllm__compilation__backends=torch)
+    report, said = run(tmp_path, "server", "other", "vllms", PYTHONPATH=path)
+    assert "vopt: EngineCore is forked" in said
+    assert report["environment"]["OMP_NUM_THREADS"] == "3"
+    assert report["threads"] == 3
+    own, said = run(tmp_path, "server", PYTHONPATH=path, OMP_NUM_THREADS="5")
+    assert "vopt: EngineCore is forked" in said
+    assert (own["environment"]["OMP_NUM_THREADS"], own["threads"]) == ("5", 8)
 
 
 UNFIT = {
