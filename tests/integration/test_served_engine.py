@@ -92,14 +92,17 @@ def test_a_server_that_sends_eight_tokens_a_chunk_is_not_slower_for_it(
     server = session(tmp_path, tiny_models[0], vllm_python, engine_cache, "--stream-interval", "8")
     server.start(no_phase)
     try:
-        before = counted(server, "vllm:generation_tokens_total")
-        load = server.load(requests, window, lambda tick: True)
-        told = counted(server, "vllm:generation_tokens_total") - before
+        for _ in range(3):  # a window in which this machine was busy elsewhere may close on requests without a token
+            before = counted(server, "vllm:generation_tokens_total")
+            load = server.load(requests, window, lambda tick: True)
+            told = counted(server, "vllm:generation_tokens_total") - before
+            in_flight = [record.chunk_tokens for record in load.records if record.censored and record.chunk_tokens]
+            if in_flight:
+                break
     finally:
         server.close()
     # From above by the server's counter, which runs on until it has noticed that we left; from below by its eight a chunk.
     assert sum(sum(record.chunk_tokens) for record in load.records) <= 1.02 * told
-    in_flight = [record.chunk_tokens for record in load.records if record.censored and record.chunk_tokens]
     assert in_flight
     assert sum(map(sum, in_flight)) >= 0.8 * 8 * sum(len(tokens) - 1 for tokens in in_flight)
 
