@@ -26,7 +26,7 @@ from vopt.optimizer.engine import spare
 from vopt.optimizer.engine.kin import descendants
 from vopt.optimizer.engine.process import ProcessSession
 from vopt.optimizer.engine.spare import Hosted, Spares
-from vopt.optimizer.trial import EngineFailure, FailureKind, Phase
+from vopt.optimizer.trial import EngineFailure, Failed, FailureKind, Phase
 
 pytestmark = pytest.mark.vllm
 
@@ -134,23 +134,28 @@ def check_nothing_is_left(session: ProcessSession) -> None:
     assert not Path(session._up.process._directory).exists(), "the server's socket is in there"
 
 
+def killed_under_load(session: ProcessSession, pid: int) -> Failed:
+    """How a load ends in which this process is killed."""
+
+    def kill(tick: Any) -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        return True
+
+    with pytest.raises(EngineFailure) as caught:
+        session.load(source(), plan(window_s=30.0), kill)
+    return caught.value.failed
+
+
 @pytest.mark.fault("fork server of an engine core killed under load")
 def test_the_death_of_the_server_is_no_fault_of_the_configuration(opened: Opened) -> None:
     """To vLLM the core ends with it."""
     session = opened(set_before())
     session.start(no_phase)
-    server = fork_server(session)
-
-    def kill(tick: Any) -> bool:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(server, signal.SIGKILL)
-        return True
-
-    with pytest.raises(EngineFailure) as caught:
-        session.load(source(), plan(window_s=30.0), kill)
-    assert caught.value.failed.kind is FailureKind.DISTURBED
-    assert caught.value.failed.detail == "the fork server that EngineCore came from was killed by signal 9"
-    assert caught.value.failed.load is not None
+    failed = killed_under_load(session, fork_server(session))
+    assert failed.kind is FailureKind.DISTURBED
+    assert failed.detail == "the fork server that EngineCore came from was killed by signal 9"
+    assert failed.load is not None
     check_nothing_is_left(session)
 
 
@@ -176,16 +181,7 @@ def test_nor_is_it_while_the_core_starts(opened: Opened) -> None:
 def test_the_death_of_the_trial_process_takes_server_and_core_along(opened: Opened) -> None:
     session = opened(set_before())
     session.start(no_phase)
-    leader = leader_of(session._up.process)
-
-    def kill(tick: Any) -> bool:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(leader, signal.SIGKILL)
-        return True
-
-    with pytest.raises(EngineFailure) as caught:
-        session.load(source(), plan(window_s=30.0), kill)
-    assert caught.value.failed.kind is FailureKind.ENGINE_DIED
+    assert killed_under_load(session, leader_of(session._up.process)).kind is FailureKind.ENGINE_DIED
     check_nothing_is_left(session)
 
 
