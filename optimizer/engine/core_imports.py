@@ -63,7 +63,7 @@ def failure() -> str | None:
         except ModuleNotFoundError as error:
             if not f"{name}.".startswith(f"{error.name}."):
                 return f"{name}: {error}"
-        except Exception as error:  # noqa: BLE001 - whatever it is
+        except Exception as error:  # noqa: BLE001 - an import can raise anything
             return f"{name}: {type(error).__name__}: {error}"
     return None
 

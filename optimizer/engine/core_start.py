@@ -111,7 +111,7 @@ def end_server() -> None:
     if _server is not None and _ended() is None:
         os.kill(_server, signal.SIGKILL)  # a child that nobody has waited for: no other process can have its number
     with contextlib.suppress(Exception):  # CPython's own tests call this, which also waits for the end and unlinks the socket
-        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]  # private: no stub has it
 
 
 def lost() -> str | None:
@@ -178,7 +178,7 @@ def inspect_in_fork(environment: Mapping[str, str]) -> None:
         say("the model's class was inspected in a forked process")
         return answer
 
-    registry._run_in_subprocess = inspect  # type: ignore[attr-defined]
+    registry._run_in_subprocess = inspect  # type: ignore[attr-defined]  # a module known by its name alone
 
 
 def _in_fork(environment: Mapping[str, str | None], function: Callable[[], Any]) -> Any:
@@ -239,6 +239,7 @@ def lend(environment: Mapping[str, str] | None) -> None:
         process._target = functools.partial(begin, {}, None, target)
         return popen_spawn_posix.Popen(process)
 
+    # multiprocessing has no other place to say how a process is made, and vLLM asks for its spawn context.
     SpawnProcess._Popen = staticmethod(popen)  # type: ignore[assignment, method-assign]
 
 

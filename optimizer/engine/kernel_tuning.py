@@ -56,7 +56,7 @@ def compile_side_by_side() -> None:
 
         return check_disk_cache(self, tuning_key, configs, compile_then_bench)
 
-    remembering.side_by_side = True  # type: ignore[attr-defined]
+    remembering.side_by_side = True  # type: ignore[attr-defined]  # the mark that this was done
     Autotuner.run, Autotuner.check_disk_cache = remembering, compiling
 
 

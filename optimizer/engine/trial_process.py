@@ -153,8 +153,8 @@ def main() -> None:
         import vllm.engine.arg_utils
         import vllm.v1.engine.async_llm  # the slow half of a start; done before the engine's turn comes
 
-        with contextlib.suppress(ImportError):  # Inductor, 4 s of it, for cores that are forked from here
-            import vllm.compilation.backends  # noqa: F401
+        with contextlib.suppress(Exception):  # Inductor, 4 s of it, for cores that are forked from here; not for itself
+            import vllm.compilation.backends  # noqa: F401 - only to be there; where it fails, the engine says why
     except BaseException as error:
         channel.send(failed(error) | {"during": "import"})
         raise

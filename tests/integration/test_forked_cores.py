@@ -43,7 +43,7 @@ class Serving(Spares):
 
 def set_before() -> dict[str, str]:
     """What ``platforms/cpu.py`` sets once vLLM is imported, and leaves as it is when it finds it."""
-    site = Path(str(importlib.util.find_spec("vllm").origin)).parents[1]  # type: ignore[union-attr]
+    site = Path(str(importlib.util.find_spec("vllm").origin)).parents[1]  # type: ignore[union-attr]  # vllm_python skips without it
     libraries = [
         next(iter(sorted(site.glob(pattern))), None) for pattern in ("vllm/libs/libtcmalloc*.so*", "torch*/**/libgomp*.so*")
     ]

@@ -2,8 +2,8 @@
 
     python tuned_kernel.py CACHE plain|side-by-side|broken
 
-Compiling is Triton's own, down to the machine code of an H200. Loading and launching are not: the benchmark calls no kernel
-but notes whether each candidate was compiled before it was timed, and prefers the one with 4 warps and blocks of 64.
+Compiling is Triton's own, down to the machine code of an H200. Loading and launching are not: the benchmark launches into
+the void, notes whether each candidate was compiled before, and prefers the one with 4 warps and blocks of 64.
 """
 
 from __future__ import annotations

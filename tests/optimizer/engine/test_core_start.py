@@ -339,7 +339,7 @@ def test_a_device_that_is_open_was_touched(monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     stand_in = SimpleNamespace(_run_in_subprocess=lambda function: f"vLLM's own {function()}")
-    monkeypatch.setitem(sys.modules, "vllm.model_executor.models.registry", stand_in)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "vllm.model_executor.models.registry", stand_in)  # type: ignore[arg-type]  # no module
     monkeypatch.setattr(core_start, "_ended", lambda: None)
     monkeypatch.setattr(core_start, "_begun_in", dict(os.environ))
     return stand_in
@@ -374,7 +374,7 @@ def test_what_fails_in_a_fork_is_inspected_as_vllm_does(
 
 def test_another_vllm_without_that_function_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     other = SimpleNamespace()
-    monkeypatch.setitem(sys.modules, "vllm.model_executor.models.registry", other)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "vllm.model_executor.models.registry", other)  # type: ignore[arg-type]  # no module
     core_start.inspect_in_fork({})
     assert vars(other) == {}
 
@@ -446,9 +446,9 @@ def test_a_triton_that_tunes_in_another_way_stays_as_it_is(
     monkeypatch: pytest.MonkeyPatch, tuner: type[Any], changes: bool
 ) -> None:
     fresh = type("Autotuner", (), {**vars(tuner), "run": tuner.run})
-    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(AsyncCompileMode=None))  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "triton.runtime", SimpleNamespace())  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "triton.runtime.autotuner", SimpleNamespace(Autotuner=fresh))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(AsyncCompileMode=None))  # type: ignore[arg-type]  # no module
+    monkeypatch.setitem(sys.modules, "triton.runtime", SimpleNamespace())  # type: ignore[arg-type]  # no module
+    monkeypatch.setitem(sys.modules, "triton.runtime.autotuner", SimpleNamespace(Autotuner=fresh))  # type: ignore[arg-type]  # no module
     kernel_tuning.compile_side_by_side()
     assert (fresh.run is not tuner.run) is changes
     kernel_tuning.compile_side_by_side()
